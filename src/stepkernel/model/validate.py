@@ -1,0 +1,80 @@
+"""Headers against the tensor table: every difference is one clear error, before any weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from stepkernel.model.config import ModelConfig
+from stepkernel.model.safetensors_file import CheckpointError, StoredTensor
+from stepkernel.model.tensors import TensorSpec, TensorTable, expert_of, tensor_table
+
+Found = Mapping[str, tuple[Path, str, StoredTensor]]
+
+
+def check_tensors(config: ModelConfig, found: Found, directory: Path) -> None:
+    """Compares canonical name -> (file, stored name, header) with what `config` needs (CheckpointError)."""
+    table = tensor_table(config)
+    for name, (path, stored_name, stored) in found.items():
+        spec = table.find(name)
+        if spec is None:
+            _check_expert_number(config, found, name, path)
+            raise CheckpointError(
+                f"{path}: unexpected tensor {stored_name}, not part of this {config.family} model"
+            )
+        _check_one(path, stored_name, stored, spec)
+    if len(found) != len(table):
+        _refuse_missing(config, table, found, directory)
+
+
+def _check_one(path: Path, stored_name: str, stored: StoredTensor, spec: TensorSpec) -> None:
+    if stored.dtype not in spec.dtypes:
+        raise CheckpointError(
+            f"{path}: tensor {stored_name} has dtype {stored.dtype}, expected {' or '.join(spec.dtypes)}"
+        )
+    if spec.padded:
+        count = 1
+        for size in stored.shape:
+            count *= size
+        if count < spec.num_elements:
+            raise CheckpointError(
+                f"{path}: tensor {stored_name} has shape {list(stored.shape)}, expected at least "
+                f"{spec.num_elements} values"
+            )
+    elif stored.shape != spec.shape:
+        raise CheckpointError(
+            f"{path}: tensor {stored_name} has shape {list(stored.shape)}, expected {list(spec.shape)}"
+        )
+
+
+def _check_expert_number(config: ModelConfig, found: Found, name: str, path: Path) -> None:
+    expert = expert_of(name)
+    if expert is not None and expert[1] >= config.num_experts:
+        raise CheckpointError(_expert_count(config, found, expert[0], path))
+
+
+def _refuse_missing(config: ModelConfig, table: TensorTable, found: Found, directory: Path) -> None:
+    missing = next(name for name in table.names() if name not in found)
+    expert = expert_of(missing)
+    if expert is not None and not any(name.startswith(f"{expert[0]}{expert[1]}.") for name in found):
+        raise CheckpointError(_expert_count(config, found, expert[0], directory))
+    other = _other_format(config, missing, found)
+    raise CheckpointError(
+        f"{directory}: tensor {missing} is missing{other}; found {len(found)} of {len(table)} tensors"
+    )
+
+
+def _other_format(config: ModelConfig, missing: str, found: Found) -> str:
+    """A hint for the commonest cause of a missing expert tensor: the other storage format."""
+    if missing.endswith(".weight_packed") and missing.replace(".weight_packed", ".weight") in found:
+        return " (its plain .weight is there: quantization_config says MXFP4, the file is not quantised)"
+    return ""
+
+
+def _expert_count(config: ModelConfig, found: Found, prefix: str, where: Path) -> str:
+    layer = prefix.removesuffix(".experts.")
+    numbers = {expert[1] for name in found if (expert := expert_of(name)) is not None and expert[0] == prefix}
+    return (
+        f"{where}: {layer} holds {len(numbers)} experts, "
+        f"expected {config.num_experts} (num_experts in config.json)"
+    )
