@@ -45,8 +45,9 @@ class Checkpoint:
     def open(directory: str | Path) -> Checkpoint:
         """Reads config and all headers and compares them; no weight is read.
 
-        Raises ConfigError for the config and CheckpointError for the files: missing, truncated or malformed
-        files, an index that disagrees with them, tensors missing, unknown, of another shape or of another dtype.
+        Raises ConfigError for the config and CheckpointError for the files: missing, truncated or
+        malformed ones, an index that disagrees with them, tensors that are missing, unknown, or of another
+        shape or dtype.
         """
         path = Path(directory)
         if not path.is_dir():
@@ -88,7 +89,7 @@ class Checkpoint:
     def weight_hash(self) -> str:
         """Identity of config and weights for caches: a hash of all headers and of evenly spaced samples.
 
-        Reads a quarter of a megabyte per file, so an edit between the samples that keeps all sizes is not seen.
+        Reads 256 KiB per file, so an edit between the samples that keeps all sizes is not seen.
         """
         digest = hashlib.sha256(repr(self.config).encode())
         for file in self.files:

@@ -1,4 +1,4 @@
-"""Typed access to the fields of a JSON object; errors name file, field, what was found and what is supported."""
+"""Typed access to the fields of a JSON object; errors name file, field, what was found, what is supported."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Fields:
-    """One JSON object and where it stands: file (`source`) and path, e.g. "text_config.linear_attn_config"."""
+    """One JSON object and where it stands: file (`source`) and path, e.g. "text_config"."""
 
     raw: Mapping[str, Any]
     source: str

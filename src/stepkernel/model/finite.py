@@ -20,8 +20,8 @@ _EXPONENTS = {
 def first_bad_row(values: NDArray[Any]) -> int | None:
     """Row (axis 0) of the first non-finite value, None if all are finite.
 
-    Takes BF16 bits (uint16) or float32, any strides. uint8 is taken for MXFP4 scale bytes: 255 is NaN, 253 and
-    254 reach beyond BF16.
+    Takes BF16 bits (uint16) or float32, any strides. uint8 is taken for MXFP4 scale bytes: 255 is NaN,
+    253 and 254 reach beyond BF16.
     """
     flat = values.reshape(values.shape[0], -1) if values.ndim != 2 else values
     if flat.size == 0:

@@ -1,7 +1,7 @@
 """Number formats, exact: BF16, E4M3 with a scale, and MXFP4 (E2M1 elements, one E8M0 scale per 32).
 
-All conversions round to nearest, ties to even. MXFP4 as checkpoints store it: element 2i of a row is the low nibble
-of byte i, and a scale byte s stands for the factor 2^(s-127).
+All conversions round to nearest, ties to even. MXFP4 as checkpoints store it: element 2i of a row is the low
+nibble of byte i, and a scale byte s stands for the factor 2^(s-127).
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def mxfp4_decode(packed: ByteArray, scale: ByteArray) -> Float32Array:
 def mxfp4_encode(values: NDArray[Any]) -> tuple[ByteArray, ByteArray]:
     """(packed uint8 [out, in/2], scale uint8 [out, in/32]) nearest to finite values [out, in].
 
-    The scale of a group is the smallest power of two under which no element exceeds 6, so nothing saturates; a
-    group of zeros gets scale byte 0. Raises ValueError for NaN, infinity or a width that is no multiple of 32.
+    The scale of a group is the smallest power of two under which no element exceeds 6, so nothing saturates;
+    a group of zeros gets scale byte 0. Raises ValueError for NaN, infinity or a width not a multiple of 32.
     """
     rows, width = values.shape
     if width % GROUP_SIZE:

@@ -48,7 +48,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class SafetensorsFile:
-    """An opened file; `tensors` by stored name, `size` and `header_size` (before the first tensor) in bytes."""
+    """An opened file; `tensors` by stored name, `size` and `header_size` (up to the data) in bytes."""
 
     path: Path
     size: int
@@ -57,7 +57,7 @@ class SafetensorsFile:
 
     @staticmethod
     def open(path: Path) -> SafetensorsFile:
-        """Reads and validates the header only; CheckpointError if the file is missing, truncated, malformed."""
+        """Reads and validates the header only; CheckpointError if it is missing, truncated, malformed."""
         try:
             size = path.stat().st_size
             with path.open("rb") as stream:

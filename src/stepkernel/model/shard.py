@@ -30,9 +30,10 @@ class ShardSizes:
     """Widths of one rank, equal on every rank, without any padding.
 
     kda_heads, mla_heads: attention heads. kda_width, mla_width: their output widths. vocab: rows of the
-    embedding and of the head. dense_, shared_, expert_intermediate: inner widths of the three kinds of MLP (all
-    routed experts are on every rank). router_rows, latent_down_rows, latent_up_rows: output rows of the router
-    and of the latent projections, which the specialised step splits (the last two 0 without latent experts).
+    embedding and of the head. dense_, shared_, expert_intermediate: inner widths of the three kinds of MLP
+    (all routed experts are on every rank). router_rows, latent_down_rows, latent_up_rows: output rows of the
+    router and of the latent projections, which the specialised step splits (the last two are 0 without
+    latent experts).
     """
 
     kda_heads: int

@@ -1,7 +1,7 @@
 """Which tensors a model has: canonical name, shape, storage and tensor-parallel rule, from the config alone.
 
-A canonical name is the checkpoint's name without the `language_model.` prefix. The names of the routed experts are
-kept as one template per layer and matrix, so that a model of half a million tensors is still a small table.
+A canonical name is the checkpoint's name without the `language_model.` prefix. The names of the routed
+experts are kept as one template per layer and matrix, so that half a million tensors are still a small table.
 """
 
 from __future__ import annotations
