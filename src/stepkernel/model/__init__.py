@@ -5,6 +5,7 @@ from stepkernel.model.config import ConfigError, LinearAttentionConfig, ModelCon
 from stepkernel.model.parameters import active_parameters, total_parameters
 from stepkernel.model.presets import PRESETS, preset, resolve_config
 from stepkernel.model.shard import Shard, ShardSizes, possible_sizes, shard_sizes
+from stepkernel.model.synthesize import synthesize
 from stepkernel.model.weights import PackedMatrix, Weights
 
 __all__ = [
@@ -23,5 +24,6 @@ __all__ = [
     "preset",
     "resolve_config",
     "shard_sizes",
+    "synthesize",
     "total_parameters",
 ]

@@ -23,7 +23,7 @@ _PREFIX = "language_model."
 _BARE = ("layers.", "embed_tokens.", "norm.", "output_attn_res_")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Location:
     """Where a tensor lies: file, name in that file, dtype, shape and bytes."""
 

@@ -59,8 +59,8 @@ def bf16_round(values: Float32Array) -> Float32Array:
     rounded += bits
     rounded &= np.uint32(0xFFFF0000)
     result = rounded.view(np.float32)
-    # The carry of a NaN with a full mantissa would run into its sign; every other NaN is kept by the mask.
-    lost = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    # Rounding the bits of a NaN may carry into its sign or leave an infinity.
+    lost = np.isnan(bits.view(np.float32))
     if lost.any():
         result[lost] = np.nan
     return result.reshape(np.shape(values))

@@ -36,7 +36,7 @@ class CheckpointError(ValueError):
     """Model files that cannot be used; one line: file, tensor, what was found, what is expected."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class StoredTensor:
     """dtype as safetensors spells it, shape, and where the bytes lie, from the start of the file."""
 
