@@ -1,7 +1,7 @@
 """Random weights with which a model neither explodes nor collapses and whose router spreads its tokens.
 
 A matrix has entries of standard deviation gain / sqrt(inputs), so that an input of unit RMS leaves with RMS
-gain; every sublayer starts with an RMSNorm, which makes that hold in the whole network. Each tensor draws from a
+gain; every sublayer starts with an RMSNorm, so this holds in the whole network. Each tensor draws from a
 generator of its own, keyed by seed and name: order and sharding of the files do not matter.
 """
 
@@ -67,7 +67,8 @@ def random_tensor(config: ModelConfig, name: str, spec: TensorSpec, seed: int) -
     if name.endswith(".weight_scale"):
         return _packed_scales(rng, spec.shape, _deviation(name, spec.shape[1] * GROUP_SIZE))
     if spec.kind == "matrix":
-        return _gaussian(rng, spec.shape, 1.0 if name == EMBEDDING else _deviation(name, spec.shape[1]))
+        matrix = _gaussian(rng, spec.shape, 1.0 if name == EMBEDDING else _deviation(name, spec.shape[1]))
+        return _centred(matrix) if name.endswith(".self_attn.o_proj.weight") else matrix
     values = np.full(stored_shape(config, name, spec), _A_LOG_PADDING, dtype=np.float32)
     values.reshape(-1)[: spec.num_elements] = _vector(config, rng, name, spec).reshape(-1)
     return values.astype(stored_dtype(config, name, spec))
@@ -113,6 +114,16 @@ def _gaussian(rng: np.random.Generator, shape: tuple[int, ...], deviation: float
         part = result[start : start + _BLOCK]
         table.take(np.frombuffer(rng.bytes(part.nbytes), dtype="<u2"), out=part, mode="clip")
     return result.reshape(shape).view(BFLOAT16)
+
+
+def _centred(matrix: BFloat16Array) -> BFloat16Array:
+    """The matrix with rows of mean 0.
+
+    SiLU gives KDA values a positive mean, the same for all tokens. Rows that sum to 0 do not pass it on; without
+    this the router sees one common direction in every token and loads its experts up to 2.5 times the mean.
+    """
+    values = matrix.astype(np.float32)
+    return (values - values.mean(axis=1, keepdims=True)).astype(BFLOAT16)
 
 
 def _split(deviation: float) -> tuple[float, int]:
