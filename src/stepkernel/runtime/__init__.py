@@ -1,0 +1,1 @@
+"""Sequences, their cache pages and states, sampling, and sessions that decode them with an executor."""

@@ -1,0 +1,177 @@
+"""Runs two executors stage by stage from identical values and compares everything that each stage writes.
+
+Before every stage both hold the same buffers, caches and states; what a step must not read holds NaN:
+buffers nobody has written, rows of padding, cache rows beyond a request's length, states of others. So a
+difference belongs to its stage alone, and a NaN in a result shows a read of what is not there.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepkernel.program.executor import Executor
+from stepkernel.program.inputs import Caches, StepInputs
+from stepkernel.program.program import BLOCKS, CACHE, CONV, RECURRENT, Program, writes
+from stepkernel.runtime.caches import copy_caches
+
+# Rows of padding may be computed and thrown away, so their expert must exist.
+ANY_ID = 0
+
+
+@dataclass(frozen=True)
+class StageDiff:
+    """How one thing that a stage wrote differs.
+
+    max_abs      largest difference in the live rows; infinite if either holds a NaN there
+    relative_l2  largest over rows of |b - a| / |a|; for ids the fraction of rows that differ
+    stray        values that the second executor changed outside of what the stage may write
+    """
+
+    index: int
+    stage: str
+    area: str
+    max_abs: float
+    relative_l2: float
+    stray: int
+
+    @property
+    def equal(self) -> bool:
+        return self.max_abs == 0 and self.stray == 0
+
+    def exceeds(self, limit: float) -> bool:
+        """Whether the relative difference is above `limit`, or something is wrong at any limit."""
+        return self.relative_l2 > limit or not np.isfinite(self.max_abs) or self.stray > 0
+
+
+def diff(program: Program, inputs: StepInputs, a: Executor, b: Executor) -> list[StageDiff]:
+    """Compares executor `b` with `a` over one step.
+
+    Both need caches of their own; those of `a` hold the context, those of `b` are overwritten, and both are
+    filled with NaN outside of it. Rows are those of `inputs`; the buffers of both must have the program's
+    names.
+    """
+    live = _live_rows(inputs)
+    poison_caches(a.caches, inputs)
+    copy_caches(a.caches, b.caches)
+    for executor in (a, b):
+        for buffer in executor.buffers.values():
+            buffer[...] = ANY_ID if buffer.dtype.kind == "i" else np.nan
+    found = []
+    for index, stage in enumerate(program.stages):
+        areas = sorted(writes(stage))
+        before = {area: _whole(a, area).copy() for area in areas}
+        a.run_stage(index, inputs)
+        b.run_stage(index, inputs)
+        for area in areas:
+            values = (_whole(a, area), _whole(b, area), before[area])
+            found.append(_compare(index, stage.name, area, *values, _written(area, inputs, live)))
+            if _is_state(area):
+                np.copyto(values[1], values[0])
+            else:
+                values[1][: inputs.rows] = values[0][: inputs.rows]
+                for buffer in values[:2]:
+                    _poison_rows(buffer, live)
+    return found
+
+
+def first_difference(found: list[StageDiff], limit: float) -> StageDiff | None:
+    return next((d for d in found if d.exceeds(limit)), None)
+
+
+def poison_caches(caches: Caches, inputs: StepInputs) -> None:
+    """Fills every cache row and state that the step may not read with NaN."""
+    kept = np.zeros(caches.pages * caches.page_tokens, bool)
+    for request, length in enumerate(inputs.lengths.tolist()):
+        positions = np.arange(max(0, length - inputs.queries))
+        page = inputs.page_table[request].astype(np.int64)[positions // max(1, caches.page_tokens)]
+        kept[page * caches.page_tokens + positions % max(1, caches.page_tokens)] = True
+    for latent in caches.latent:
+        latent.reshape(len(kept), -1)[~kept] = np.nan
+    columns = inputs.state_slots.shape[1]
+    source = inputs.state_slots[np.arange(inputs.requests), np.minimum(inputs.accepted, columns) - 1]
+    for arrays, slots in ((caches.recurrent, source), (caches.conv, inputs.state_slots[:, 0])):
+        unused = np.ones(caches.slots, bool)
+        unused[slots[slots > 0]] = False
+        for array in arrays:
+            array[unused] = np.nan
+
+
+def _live_rows(inputs: StepInputs) -> NDArray[np.bool_]:
+    return np.repeat(inputs.lengths > 0, inputs.queries)
+
+
+def _is_state(area: str) -> bool:
+    return area.startswith((CACHE, CONV, RECURRENT))
+
+
+def _whole(executor: Executor, area: str) -> NDArray[Any]:
+    """The array of an area: buffer or saved block [rows, width], cache rows [row, width], states [slot,
+    ...]."""
+    caches = executor.caches
+    for prefix, arrays in ((CACHE, caches.latent), (CONV, caches.conv), (RECURRENT, caches.recurrent)):
+        if area.startswith(prefix):
+            array: NDArray[Any] = arrays[int(area.removeprefix(prefix))]
+            return array.reshape(-1, array.shape[-1]) if prefix == CACHE else array
+    if area.startswith(BLOCKS):
+        block: NDArray[Any] = executor.buffers[BLOCKS][int(area.removeprefix(BLOCKS))]
+        return block
+    return executor.buffers[area]
+
+
+def _written(area: str, inputs: StepInputs, live: NDArray[np.bool_]) -> NDArray[np.intp]:
+    """Indices along the first axis that a stage must write."""
+    if area.startswith(CACHE):
+        return np.array([row for row in inputs.slot_mapping if row >= 0], np.intp)
+    if area.startswith(RECURRENT):
+        return np.array([slot for slot in inputs.state_slots.ravel() if slot > 0], np.intp)
+    if area.startswith(CONV):
+        return np.array([slot for slot in inputs.state_slots[:, 0] if slot > 0], np.intp)
+    return np.flatnonzero(live)
+
+
+def _poison_rows(buffer: NDArray[Any], live: NDArray[np.bool_]) -> None:
+    dead = np.ones(len(buffer), bool)
+    dead[: len(live)] = ~live
+    buffer[dead] = ANY_ID if buffer.dtype.kind == "i" else np.nan
+
+
+def _compare(
+    index: int,
+    stage: str,
+    area: str,
+    a: NDArray[Any],
+    b: NDArray[Any],
+    before: NDArray[Any],
+    written: NDArray[np.intp],
+) -> StageDiff:
+    stray = 0
+    if _is_state(area):
+        outside = np.ones(len(b), bool)
+        outside[written] = False
+        stray = int(np.count_nonzero(_bits(b[outside]) != _bits(before[outside])))
+    left, right = (x[written].reshape(len(written), -1) for x in (a, b))
+    if a.dtype.kind == "i":
+        wrong = (left != right).any(axis=1)
+        return StageDiff(
+            index, stage, area, float(np.abs(left - right).max(initial=0)), float(wrong.mean()), stray
+        )
+    rows = list(_row_differences(left.astype(np.float64), right.astype(np.float64)))
+    largest = max((r[0] for r in rows), default=0.0)
+    return StageDiff(index, stage, area, largest, max((r[1] for r in rows), default=0.0), stray)
+
+
+def _row_differences(left: NDArray[np.float64], right: NDArray[np.float64]) -> Iterator[tuple[float, float]]:
+    for a, b in zip(left, right, strict=True):
+        if np.isnan(a).any() or np.isnan(b).any():
+            yield float("inf"), float("inf")
+        else:
+            norm = float(np.linalg.norm(a))
+            distance = float(np.linalg.norm(b - a))
+            yield float(np.abs(b - a).max(initial=0.0)), distance / norm if norm else distance
+
+
+def _bits(values: NDArray[Any]) -> NDArray[Any]:
+    return np.ascontiguousarray(values).view(np.uint8)

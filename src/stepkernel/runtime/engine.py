@@ -1,0 +1,148 @@
+"""The two paths of one model over the same weights and caches: the standard executor and the specialised
+one."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from stepkernel.model.config import ModelConfig
+from stepkernel.model.weights import Weights
+from stepkernel.program.builder import build_program
+from stepkernel.program.inputs import Caches, StepInputs, StepOutputs
+from stepkernel.program.program import MAX_ROWS
+from stepkernel.program.routing import BACKENDS, Backend, Kind, Reason, Route, RouteCounter, StepFacts, route
+from stepkernel.reference.executor import ReferenceExecutor
+from stepkernel.runtime.sampling import RequestError
+
+Precision = Literal["bf16", "float32"]
+Progress = Callable[..., None]
+
+KEPT_TIMES = 10_000
+
+
+class Specialised(Protocol):
+    """The part of an executor of whole steps that an engine uses."""
+
+    def run(self, inputs: StepInputs) -> StepOutputs: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """One step that ran: its path, what it held and the wall time of the executor."""
+
+    route: Route
+    requests: int
+    rows: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How steps are computed. threads None: all of the machine. activation_bits: for MXFP4 experts on the
+    CPU path.
+
+    precision "float32" rounds no activation; it is for comparisons.
+    """
+
+    backend: Backend = "latency_specialized"
+    threads: int | None = None
+    activation_bits: int = 15
+    precision: Precision = "bf16"
+    max_requests: int = 8
+    prefill_chunk: int = 256
+
+    def __post_init__(self) -> None:
+        if self.backend not in BACKENDS:
+            raise RequestError(f"decode backend {self.backend!r}: supported: {', '.join(BACKENDS)}")
+        if self.threads is not None and self.threads < 1:
+            raise RequestError(f"threads {self.threads}: must be at least 1")
+        if self.activation_bits not in (8, 15):
+            raise RequestError(f"activation_bits {self.activation_bits}: supported: 15 or 8")
+        if not 1 <= self.max_requests <= MAX_ROWS:
+            raise RequestError(f"max_requests {self.max_requests}: a step takes 1 to {MAX_ROWS} requests")
+        if self.prefill_chunk < 1:
+            raise RequestError(f"prefill_chunk {self.prefill_chunk}: must be at least 1")
+
+
+class Engine:
+    """Runs steps on the path that `route` names and counts them.
+
+    `specialised` is None for the standard backend; whoever made it hands it over, `close` ends it.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        caches: Caches,
+        options: EngineOptions,
+        specialised: Specialised | None = None,
+    ) -> None:
+        self.options = options
+        self.routes = RouteCounter()
+        self.times: deque[StepTime] = deque(maxlen=KEPT_TIMES)
+        rows = max(options.prefill_chunk, options.max_requests)
+        program = build_program(config, requests=rows, max_rows=rows)
+        self._standard = ReferenceExecutor(program, weights, caches, rounding=options.precision)
+        self._specialised = specialised
+
+    def prefill(self, inputs: StepInputs) -> None:
+        """A chunk of one request's prompt; no logits are computed."""
+        started = time.perf_counter()
+        self._standard.run(inputs, logits="none")
+        self._count(Route("standard", Reason.PREFILL), inputs, started)
+
+    def decode(self, inputs: StepInputs) -> StepOutputs:
+        """A step of one token per request."""
+        facts = StepFacts(
+            backend=self.options.backend,
+            requests=inputs.requests,
+            rows=inputs.rows,
+            queries=inputs.queries,
+            has_prefill=False,
+            uniform=True,
+            prepared_requests=0 if self._specialised is None else self.options.max_requests,
+        )
+        taken = route(facts)
+        started = time.perf_counter()
+        if taken.kind == "specialized" and self._specialised is not None:
+            outputs = self._specialised.run(inputs)
+        else:
+            outputs = self._standard.run(inputs)
+        self._count(taken, inputs, started)
+        return outputs
+
+    def decode_seconds(self, kind: Kind) -> list[float]:
+        """Wall times of the decode steps that took a path, oldest first."""
+        return [
+            t.seconds for t in self.times if t.route.kind == kind and t.route.reason is not Reason.PREFILL
+        ]
+
+    def close(self) -> None:
+        if self._specialised is not None:
+            self._specialised.close()
+            self._specialised = None
+
+    def _count(self, taken: Route, inputs: StepInputs, started: float) -> None:
+        self.routes.count(taken)
+        self.times.append(StepTime(taken, inputs.requests, inputs.rows, time.perf_counter() - started))
+
+
+def make_specialised(
+    config: ModelConfig,
+    weights: Weights,
+    caches: Caches,
+    options: EngineOptions,
+    progress: Progress | None = None,
+) -> Any:
+    """The CPU executor of up to `max_requests` rows; repacks the weights once."""
+    # Imported late: it brings the compiler along, which the standard path does not need.
+    from stepkernel.cpu.executor import CpuExecutor, pack_weights
+
+    program = build_program(config, requests=options.max_requests)
+    packed = pack_weights(program, weights, activation_bits=options.activation_bits, progress=progress)
+    return CpuExecutor(program, packed, caches, threads=options.threads, activations=options.precision)

@@ -1,0 +1,228 @@
+"""Several sequences decoded together in one process: admission, prefill, decode steps, sampling, endings."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from stepkernel.model.checkpoint import Checkpoint
+from stepkernel.model.config import ModelConfig
+from stepkernel.model.shard import Shard
+from stepkernel.program.inputs import Caches, StepOutputs
+from stepkernel.program.routing import Backend
+from stepkernel.runtime.batch import decode_inputs, prefill_inputs
+from stepkernel.runtime.caches import allocate_caches, clear_slot
+from stepkernel.runtime.engine import Engine, EngineOptions, Precision, Progress, make_specialised
+from stepkernel.runtime.pages import Pool
+from stepkernel.runtime.sampling import NOT_A_NUMBER, RequestError, Sampling, sample
+from stepkernel.runtime.sequence import Event, Result, Sequence, StopRules, check_prompt
+from stepkernel.runtime.text import Detokenizer, StopStrings, TextCodec
+
+Prompt = str | Iterable[int]
+GREEDY = Sampling()
+DEFAULT_RULES = StopRules()
+NAN_MESSAGE = (
+    "the logits after token {position} hold NaN; the request was ended, others are not affected. "
+    "Its state or cache was damaged, or the weights hold NaN"
+)
+
+
+@dataclass
+class Session:
+    """A model with a fixed number of state slots and cache pages. Not for use from several threads at once.
+
+    Build it with `open`. `add` queues a request, `step` advances all of them by one decode step and one
+    chunk of prompt, `stream` steps until nothing is left.
+    """
+
+    config: ModelConfig
+    engine: Engine
+    caches: Caches
+    codec: TextCodec
+    max_context: int
+    pages: Pool = field(init=False)
+    slots: Pool = field(init=False)
+    waiting: deque[Sequence] = field(default_factory=deque)
+    active: list[Sequence] = field(default_factory=list)
+    _next_id: int = 0
+
+    def __post_init__(self) -> None:
+        self.pages = Pool(self.caches.pages, "page")
+        self.slots = Pool(self.caches.slots, "slot")
+
+    @classmethod
+    def open(
+        cls,
+        model_dir: str | Path,
+        backend: Backend = "latency_specialized",
+        threads: int | None = None,
+        max_requests: int = 8,
+        max_context: int | None = None,
+        activation_bits: int = 15,
+        *,
+        precision: Precision = "bf16",
+        page_tokens: int = 64,
+        cache_pages: int | None = None,
+        prefill_chunk: int = 256,
+        progress: Progress | None = None,
+    ) -> Session:
+        """Opens a model directory. Options are checked before weights are read.
+
+        max_context: tokens of prompt and answer per request (default: the model's, at most 4096).
+        cache_pages: pages of `page_tokens` tokens for all requests together (default: enough for
+        max_requests full contexts); with fewer, requests wait for each other. progress: passed on while
+        weights are repacked.
+        """
+        options = EngineOptions(backend, threads, activation_bits, precision, max_requests, prefill_chunk)
+        directory = Path(model_dir)
+        checkpoint = Checkpoint.open(directory)
+        config = checkpoint.config
+        context = min(config.max_positions, 4096) if max_context is None else max_context
+        if not 2 <= context <= config.max_positions:
+            raise RequestError(f"max_context {context}: the model takes 2 to {config.max_positions} tokens")
+        if page_tokens < 1:
+            raise RequestError(f"page_tokens {page_tokens}: must be at least 1")
+        per_request = -(-context // page_tokens)
+        usable = max_requests * per_request if cache_pages is None else cache_pages
+        if usable < 1:
+            raise RequestError(f"cache_pages {usable}: must be at least 1")
+        caches = allocate_caches(config, usable + 1, max_requests + 1, page_tokens, precision)
+        weights = checkpoint.weights(Shard(0, 1))
+        specialised: Any = None
+        if backend == "latency_specialized":
+            specialised = make_specialised(config, weights, caches, options, progress)
+        engine = Engine(config, weights, caches, options, specialised)
+        return cls(config, engine, caches, TextCodec(directory), context)
+
+    def add(self, prompt: Prompt, sampling: Sampling = GREEDY, rules: StopRules = DEFAULT_RULES) -> int:
+        """Queues a request and returns its id. Text gets the model's begin token in front; ids are taken as
+        they are.
+
+        Raises RequestError for what can never run; what only lacks room now waits.
+        """
+        if isinstance(prompt, str):
+            ids = [self.config.bos_token_id, *self.codec.encode(prompt)]
+        else:
+            ids = [int(i) for i in prompt]
+        check_prompt(ids, self.config.vocab_size, self.max_context)
+        if rules.stop and not self.codec.available:
+            self.codec.encode("")
+        sequence = Sequence(
+            request_id=self._next_id,
+            tokens=ids,
+            prompt_length=len(ids),
+            sampling=sampling,
+            rules=rules,
+            end_tokens=rules.stop_token_ids
+            | (frozenset() if rules.ignore_eos else frozenset(self.config.eos_token_ids)),
+            max_context=self.max_context,
+            detokenizer=Detokenizer(self.codec) if self.codec.available else None,
+            stop_strings=StopStrings(rules.stop),
+        )
+        needed = self._pages_of(sequence)
+        if needed > self.pages.capacity:
+            raise RequestError(
+                f"the request may need {sequence.reserve} tokens of cache ({needed} pages), there are "
+                f"{self.pages.capacity} of {self.caches.page_tokens} tokens; lower max_tokens or raise cache_pages"
+            )
+        self._next_id += 1
+        self.waiting.append(sequence)
+        return sequence.request_id
+
+    def cancel(self, request_id: int) -> Event | None:
+        """Ends a request now; None if it is not there any more."""
+        for sequence in self.waiting:
+            if sequence.request_id == request_id:
+                self.waiting.remove(sequence)
+                return sequence.end("cancelled")
+        for sequence in self.active:
+            if sequence.request_id == request_id:
+                self._release(sequence)
+                return sequence.end("cancelled")
+        return None
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self.active)
+
+    def step(self) -> list[Event]:
+        """Admits what fits, prefills one chunk of the oldest prompt, and decodes one token of all that are
+        ready."""
+        self._admit()
+        filling = next((s for s in self.active if s.to_prefill), None)
+        if filling is not None:
+            self._prefill(filling)
+        ready = [s for s in self.active if not s.to_prefill]
+        return self._decode(ready) if ready else []
+
+    def stream(self) -> Iterator[Event]:
+        """Events of all requests, in the order of their steps, until none is left."""
+        while self.busy:
+            yield from self.step()
+
+    def generate(
+        self, prompts: Iterable[Prompt], sampling: Sampling = GREEDY, rules: StopRules = DEFAULT_RULES
+    ) -> list[Result]:
+        """Runs prompts to their end, as many together as fit; results in the order of the prompts."""
+        ids = [self.add(prompt, sampling, rules) for prompt in prompts]
+        results = {event.request_id: event.result for event in self.stream() if event.result is not None}
+        return [results[i] for i in ids]
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _pages_of(self, sequence: Sequence) -> int:
+        return -(-sequence.reserve // self.caches.page_tokens)
+
+    def _admit(self) -> None:
+        """First come, first served: one that does not fit yet holds back those behind it."""
+        while self.waiting and self.slots.free:
+            pages = self.pages.take(self._pages_of(self.waiting[0]))
+            slot = self.slots.take(1)
+            if pages is None or slot is None:
+                if slot is not None:
+                    self.slots.give(slot)
+                return
+            sequence = self.waiting.popleft()
+            sequence.pages, sequence.slot = pages, slot[0]
+            clear_slot(self.caches, sequence.slot)
+            self.active.append(sequence)
+
+    def _prefill(self, sequence: Sequence) -> None:
+        count = min(sequence.to_prefill, self.engine.options.prefill_chunk)
+        self.engine.prefill(prefill_inputs(sequence, count, self.caches.page_tokens))
+        sequence.computed += count
+
+    def _decode(self, ready: list[Sequence]) -> list[Event]:
+        outputs = self.engine.decode(decode_inputs(ready, self.caches.page_tokens))
+        events = [self._advance(s, row, outputs) for row, s in enumerate(ready)]
+        for sequence, event in zip(ready, events, strict=True):
+            if event.result is not None:
+                self._release(sequence)
+        return events
+
+    def _advance(self, sequence: Sequence, row: int, outputs: StepOutputs) -> Event:
+        sequence.computed += 1
+        token = int(outputs.tokens[row])
+        if token != NOT_A_NUMBER and not sequence.sampling.is_greedy:
+            token = sample(outputs.logits[row], sequence.sampling, len(sequence.tokens))
+        if token == NOT_A_NUMBER:
+            return sequence.end("nan", NAN_MESSAGE.format(position=len(sequence.tokens) - 1))
+        return sequence.append(token)
+
+    def _release(self, sequence: Sequence) -> None:
+        self.active.remove(sequence)
+        self.pages.give(sequence.pages)
+        self.slots.give([sequence.slot])
