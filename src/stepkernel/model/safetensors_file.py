@@ -119,7 +119,10 @@ def _read_header(path: Path, header_size: int) -> dict[str, StoredTensor]:
                 for name, part in zip(names, slices, strict=True)
             ]
     except SafetensorError as error:
-        raise CheckpointError(f"{path}: not a valid safetensors file ({error})") from error
+        size = path.stat().st_size
+        raise CheckpointError(
+            f"{path}: found {size} bytes that are no complete, valid safetensors file ({error})"
+        ) from error
     tensors: dict[str, StoredTensor] = {}
     offset = header_size
     for name, dtype, shape in described:

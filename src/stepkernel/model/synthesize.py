@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
@@ -43,7 +43,7 @@ def synthesize(
         raise CheckpointError(f"{target}: already exists and is not an empty directory; expected a new one")
     ModelConfig.from_dict(config.to_hf_dict(), "config to synthesise")
     table = tensor_table(config)
-    total = sum(nbytes for _, _, nbytes in _planned(config, table))
+    total = _total_bytes(config, table)
     parent = target.absolute().parent
     parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(parent).free
@@ -64,20 +64,24 @@ def synthesize(
     return target
 
 
-def _planned(config: ModelConfig, table: TensorTable) -> Iterator[tuple[str, TensorSpec, int]]:
-    """(canonical name, spec, stored bytes) of every tensor."""
-    for name in table.names():
-        spec = table.find(name)
-        assert spec is not None
-        count = int(np.prod(stored_shape(config, name, spec), dtype=np.int64))
-        yield name, spec, count * stored_dtype(config, name, spec).itemsize
+def _nbytes(config: ModelConfig, name: str, spec: TensorSpec) -> int:
+    return math.prod(stored_shape(config, name, spec)) * stored_dtype(config, name, spec).itemsize
+
+
+def _total_bytes(config: ModelConfig, table: TensorTable) -> int:
+    expert = sum(_nbytes(config, inner, spec) for (_, inner), spec in table.experts.items())
+    plain = sum(_nbytes(config, name, spec) for name, spec in table.plain.items())
+    return plain + expert * table.num_experts
 
 
 def _files(config: ModelConfig, table: TensorTable, file_bytes: int) -> list[list[tuple[str, TensorSpec]]]:
     """Tensors by file, in table order, none above `file_bytes` unless a single tensor is."""
     files: list[list[tuple[str, TensorSpec]]] = []
     filled = file_bytes
-    for name, spec, nbytes in _planned(config, table):
+    for name in table.names():
+        spec = table.find(name)
+        assert spec is not None
+        nbytes = _nbytes(config, name, spec)
         if filled + nbytes > file_bytes:
             files.append([])
             filled = 0

@@ -32,6 +32,7 @@ _GAINS = {
 }
 _SCALE_STEPS = np.array([-1, 0, 0, 1], dtype=np.int16)
 _SCALE_SPREAD = 1.25  # RMS of 2^step over _SCALE_STEPS
+_LEAST_SPREAD = 1.75  # from here to twice as much all sixteen E2M1 codes occur and few elements saturate
 _A_LOG_PADDING = 9.0
 _BLOCK = 1 << 22
 
@@ -119,16 +120,17 @@ def _gaussian(rng: np.random.Generator, shape: tuple[int, ...], deviation: float
 def _centred(matrix: BFloat16Array) -> BFloat16Array:
     """The matrix with rows of mean 0.
 
-    SiLU gives KDA values a positive mean, the same for all tokens. Rows that sum to 0 do not pass it on; without
-    this the router sees one common direction in every token and loads its experts up to 2.5 times the mean.
+    SiLU gives KDA values a positive mean, the same for all tokens. Rows that sum to 0 do not pass it on;
+    without this the router sees one common direction in every token and some experts get twice the mean load.
     """
     values = matrix.astype(np.float32)
-    return (values - values.mean(axis=1, keepdims=True)).astype(BFLOAT16)
+    centred: BFloat16Array = (values - values.mean(axis=1, keepdims=True)).astype(BFLOAT16)
+    return centred
 
 
 def _split(deviation: float) -> tuple[float, int]:
-    """(spread of the E2M1 elements in [1, 2), base scale byte) whose product has this deviation."""
-    power = math.floor(math.log2(deviation / _SCALE_SPREAD))
+    """(spread of the E2M1 elements, base scale byte) whose product has this deviation."""
+    power = math.floor(math.log2(deviation / _SCALE_SPREAD / _LEAST_SPREAD))
     return deviation / _SCALE_SPREAD / 2.0**power, power + 127
 
 

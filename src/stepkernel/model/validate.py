@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NoReturn
 
 from stepkernel.model.config import ModelConfig
 from stepkernel.model.safetensors_file import CheckpointError, StoredTensor
@@ -18,10 +19,7 @@ def check_tensors(config: ModelConfig, found: Found, directory: Path) -> None:
     for name, (path, stored_name, stored) in found.items():
         spec = table.find(name)
         if spec is None:
-            _check_expert_number(config, found, name, path)
-            raise CheckpointError(
-                f"{path}: unexpected tensor {stored_name}, not part of this {config.family} model"
-            )
+            _refuse_unknown(config, found, name, path, stored_name)
         _check_one(path, stored_name, stored, spec)
     if len(found) != len(table):
         _refuse_missing(config, table, found, directory)
@@ -47,10 +45,15 @@ def _check_one(path: Path, stored_name: str, stored: StoredTensor, spec: TensorS
         )
 
 
-def _check_expert_number(config: ModelConfig, found: Found, name: str, path: Path) -> None:
+def _refuse_unknown(config: ModelConfig, found: Found, name: str, path: Path, stored_name: str) -> NoReturn:
     expert = expert_of(name)
     if expert is not None and expert[1] >= config.num_experts:
         raise CheckpointError(_expert_count(config, found, expert[0], path))
+    if expert is not None and name.endswith((".weight", ".weight_packed")):
+        raise CheckpointError(
+            f"{path}: found tensor {stored_name}, but config.json declares {config.expert_format} experts"
+        )
+    raise CheckpointError(f"{path}: unexpected tensor {stored_name}, not part of this {config.family} model")
 
 
 def _refuse_missing(config: ModelConfig, table: TensorTable, found: Found, directory: Path) -> None:
@@ -58,17 +61,9 @@ def _refuse_missing(config: ModelConfig, table: TensorTable, found: Found, direc
     expert = expert_of(missing)
     if expert is not None and not any(name.startswith(f"{expert[0]}{expert[1]}.") for name in found):
         raise CheckpointError(_expert_count(config, found, expert[0], directory))
-    other = _other_format(config, missing, found)
     raise CheckpointError(
-        f"{directory}: tensor {missing} is missing{other}; found {len(found)} of {len(table)} tensors"
+        f"{directory}: tensor {missing} is missing; found {len(found)} of {len(table)} tensors"
     )
-
-
-def _other_format(config: ModelConfig, missing: str, found: Found) -> str:
-    """A hint for the commonest cause of a missing expert tensor: the other storage format."""
-    if missing.endswith(".weight_packed") and missing.replace(".weight_packed", ".weight") in found:
-        return " (its plain .weight is there: quantization_config says MXFP4, the file is not quantised)"
-    return ""
 
 
 def _expert_count(config: ModelConfig, found: Found, prefix: str, where: Path) -> str:
