@@ -67,11 +67,15 @@ CHANGES: dict[str, tuple[Callable[[Tensors], Any], str]] = {
     ),
     "too few experts": (
         lambda t: {name: value for name, value in t.items() if ".experts.3." not in name},
-        "model.layers.1.block_sparse_moe holds 3 experts, expected 4 (num_experts in config.json)",
+        "model.layers.1.block_sparse_moe holds 3 experts, numbered 0 to 2, expected 4 from 0 (num_experts in",
     ),
     "too many experts": (
         lambda t: t.update({f"{EXPERTS}{e}.w1.weight_packed": np.zeros((64, 16), np.uint8) for e in (4, 5)}),
-        "model.layers.1.block_sparse_moe holds 6 experts, expected 4",
+        "model.layers.1.block_sparse_moe holds 6 experts, numbered 0 to 5, expected 4 from 0",
+    ),
+    "experts from one": (
+        lambda t: {name.replace(".experts.0.", ".experts.4."): value for name, value in t.items()},
+        "model.layers.1.block_sparse_moe holds 4 experts, numbered 1 to 4, expected 4 from 0",
     ),
     "half an expert": (
         lambda t: t.pop(f"{EXPERTS}2.w3.weight_scale") is None,

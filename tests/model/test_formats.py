@@ -3,7 +3,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -43,6 +43,7 @@ def test_bf16_round_keeps_shape_and_input() -> None:
     np.testing.assert_array_equal(values, before)
 
 
+@settings(deadline=None)
 @given(arrays(np.float32, 16, elements=st.floats(width=32)))
 def test_bf16_round_equals_conversion(values: np.ndarray) -> None:
     np.testing.assert_array_equal(bf16_round(values), to_bfloat16(values).astype(np.float32))
@@ -69,6 +70,7 @@ def test_e4m3_saturates_and_rounds_to_even() -> None:
     assert np.isnan(e4m3_decode(e4m3_encode(np.array([np.nan], dtype=np.float32))))[0]
 
 
+@settings(deadline=None)
 @given(st.floats(-447, 447, width=32), st.sampled_from([0.125, 1.0, 3.0]))
 def test_e4m3_is_nearest(value: float, scale: float) -> None:
     grid = e4m3_decode(np.arange(256, dtype=np.uint8))
@@ -98,12 +100,14 @@ def test_mxfp4_nan_scale() -> None:
     assert (decoded[0, 32:] == 1.0).all()
 
 
+@settings(deadline=None)
 @given(arrays(np.uint8, (2, 32)), arrays(np.uint8, (2, 2), elements=st.integers(0, MAX_SCALE_BYTE)))
 def test_mxfp4_encoding_a_decoded_matrix_loses_nothing(packed: np.ndarray, scale: np.ndarray) -> None:
     decoded = mxfp4_decode(packed, scale)
     np.testing.assert_array_equal(mxfp4_decode(*mxfp4_encode(decoded)), decoded)
 
 
+@settings(deadline=None)
 @given(arrays(np.float32, (1, 64), elements=finite))
 def test_mxfp4_is_nearest_for_its_scale(values: np.ndarray) -> None:
     packed, scale = mxfp4_encode(values)
@@ -114,6 +118,7 @@ def test_mxfp4_is_nearest_for_its_scale(values: np.ndarray) -> None:
     np.testing.assert_array_equal(np.abs(values - decoded), error)
 
 
+@settings(deadline=None)
 @given(arrays(np.float32, (1, 32), elements=st.floats(-(2.0**100), 2.0**100, width=32)))
 def test_mxfp4_scale_is_the_smallest_without_saturation(values: np.ndarray) -> None:
     _, scale = mxfp4_encode(values)

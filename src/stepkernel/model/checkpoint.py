@@ -9,27 +9,18 @@ from pathlib import Path
 
 from stepkernel.model.config import ConfigError, ModelConfig
 from stepkernel.model.fields import read_json_object, shown
-from stepkernel.model.safetensors_file import CheckpointError, SafetensorsFile, StoredTensor
+from stepkernel.model.safetensors_file import CheckpointError, Location, SafetensorsFile
 from stepkernel.model.shard import Shard, shard_sizes
 from stepkernel.model.shard_weights import ShardWeights
 from stepkernel.model.tensors import VISION_PREFIXES
 from stepkernel.model.validate import check_tensors
 
-__all__ = ["Checkpoint", "CheckpointError", "Location"]
+__all__ = ["Checkpoint", "CheckpointError"]
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 _PREFIX = "language_model."
 _BARE = ("layers.", "embed_tokens.", "norm.", "output_attn_res_")
-
-
-@dataclass(frozen=True, slots=True)
-class Location:
-    """Where a tensor lies: file, name in that file, dtype, shape and bytes."""
-
-    file: SafetensorsFile
-    stored_name: str
-    stored: StoredTensor
 
 
 @dataclass(frozen=True)
@@ -67,9 +58,7 @@ class Checkpoint:
                         f"{other.stored_name}; expected once"
                     )
                 tensors[name] = Location(file, stored_name, stored)
-        check_tensors(
-            config, {name: (at.file.path, at.stored_name, at.stored) for name, at in tensors.items()}, path
-        )
+        check_tensors(config, tensors, path)
         return Checkpoint(path, config, files, tensors)
 
     @property

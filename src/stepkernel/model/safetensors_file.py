@@ -108,6 +108,15 @@ class SafetensorsFile:
             raise CheckpointError(f"{self.path}: cannot be mapped ({error.strerror or error})") from error
 
 
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where a tensor lies: the file, its name and header entry there."""
+
+    file: SafetensorsFile
+    stored_name: str
+    stored: StoredTensor
+
+
 def _read_header(path: Path, header_size: int) -> dict[str, StoredTensor]:
     """Tensors in file order; the library has checked that they follow one another without gap or overlap."""
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,19 +12,10 @@ from numpy.typing import NDArray
 from stepkernel.model.config import ModelConfig
 from stepkernel.model.finite import first_bad_row
 from stepkernel.model.formats import BFLOAT16, BFloat16Array, Float32Array
-from stepkernel.model.safetensors_file import CheckpointError, SafetensorsFile, StoredTensor
+from stepkernel.model.safetensors_file import CheckpointError, Location, SafetensorsFile
 from stepkernel.model.shard import Shard
 from stepkernel.model.tensors import EMBEDDING, LM_HEAD, Kind, Split, TensorSpec, TensorTable, tensor_table
 from stepkernel.model.weights import PackedMatrix
-
-
-class _Location(Protocol):
-    @property
-    def file(self) -> SafetensorsFile: ...
-    @property
-    def stored_name(self) -> str: ...
-    @property
-    def stored(self) -> StoredTensor: ...
 
 
 @dataclass(frozen=True)
@@ -33,7 +24,7 @@ class ShardWeights:
 
     config: ModelConfig
     shard: Shard
-    tensors: Mapping[str, _Location]
+    tensors: Mapping[str, Location]
     files: tuple[SafetensorsFile, ...]
     check_finite: bool = True
     _table: TensorTable = field(init=False)

@@ -2,50 +2,46 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
 from stepkernel.model.config import ModelConfig
-from stepkernel.model.safetensors_file import CheckpointError, StoredTensor
+from stepkernel.model.safetensors_file import CheckpointError, Location
 from stepkernel.model.tensors import TensorSpec, TensorTable, expert_of, tensor_table
 
-Found = Mapping[str, tuple[Path, str, StoredTensor]]
+Found = Mapping[str, Location]
 
 
 def check_tensors(config: ModelConfig, found: Found, directory: Path) -> None:
-    """Compares canonical name -> (file, stored name, header) with what `config` needs (CheckpointError)."""
+    """Compares tensors by canonical name with what `config` needs; CheckpointError at a difference."""
     table = tensor_table(config)
-    for name, (path, stored_name, stored) in found.items():
+    for name, at in found.items():
         spec = table.find(name)
         if spec is None:
-            _refuse_unknown(config, found, name, path, stored_name)
-        _check_one(path, stored_name, stored, spec)
+            _refuse_unknown(config, found, name)
+        _check_one(at, spec)
     if len(found) != len(table):
         _refuse_missing(config, table, found, directory)
 
 
-def _check_one(path: Path, stored_name: str, stored: StoredTensor, spec: TensorSpec) -> None:
+def _check_one(at: Location, spec: TensorSpec) -> None:
+    stored = at.stored
+    tensor = f"{at.file.path}: tensor {at.stored_name}"
     if stored.dtype not in spec.dtypes:
-        raise CheckpointError(
-            f"{path}: tensor {stored_name} has dtype {stored.dtype}, expected {' or '.join(spec.dtypes)}"
-        )
+        raise CheckpointError(f"{tensor} has dtype {stored.dtype}, expected {' or '.join(spec.dtypes)}")
     if spec.padded:
-        count = 1
-        for size in stored.shape:
-            count *= size
-        if count < spec.num_elements:
+        if math.prod(stored.shape) < spec.num_elements:
             raise CheckpointError(
-                f"{path}: tensor {stored_name} has shape {list(stored.shape)}, expected at least "
-                f"{spec.num_elements} values"
+                f"{tensor} has shape {list(stored.shape)}, expected at least {spec.num_elements} values"
             )
     elif stored.shape != spec.shape:
-        raise CheckpointError(
-            f"{path}: tensor {stored_name} has shape {list(stored.shape)}, expected {list(spec.shape)}"
-        )
+        raise CheckpointError(f"{tensor} has shape {list(stored.shape)}, expected {list(spec.shape)}")
 
 
-def _refuse_unknown(config: ModelConfig, found: Found, name: str, path: Path, stored_name: str) -> NoReturn:
+def _refuse_unknown(config: ModelConfig, found: Found, name: str) -> NoReturn:
+    path, stored_name = found[name].file.path, found[name].stored_name
     expert = expert_of(name)
     if expert is not None and expert[1] >= config.num_experts:
         raise CheckpointError(_expert_count(config, found, expert[0], path))
@@ -70,6 +66,6 @@ def _expert_count(config: ModelConfig, found: Found, prefix: str, where: Path) -
     layer = prefix.removesuffix(".experts.")
     numbers = {expert[1] for name in found if (expert := expert_of(name)) is not None and expert[0] == prefix}
     return (
-        f"{where}: {layer} holds {len(numbers)} experts, "
-        f"expected {config.num_experts} (num_experts in config.json)"
+        f"{where}: {layer} holds {len(numbers)} experts, numbered {min(numbers, default=0)} to "
+        f"{max(numbers, default=0)}, expected {config.num_experts} from 0 (num_experts in config.json)"
     )
