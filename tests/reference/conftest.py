@@ -1,7 +1,7 @@
 """A small engine around the reference executor: poisoned caches, shuffled pages, slots out of order."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ Rounding = Literal["float32", "bf16"]
 
 @dataclass
 class Request:
-    """One request: its pages, its state slots (the first also holds the window), its length, accepted rows."""
+    """One request: pages, state slots (the first also holds the window), length, accepted rows."""
 
     pages: list[int]
     slots: list[int]
@@ -45,7 +45,6 @@ class Engine:
     caches: Caches
     free_pages: list[int]
     free_slots: list[int]
-    observed: list[Any] = field(default_factory=list)
 
     def admit(self, slots: int = 1) -> Request:
         found = Request(
@@ -93,18 +92,43 @@ class Engine:
             sequence.length += len(part)
         return out.logits[0].copy()
 
-    def decode(self, sequences: Sequence[Request], tokens: Sequence[int]) -> np.ndarray:
+    def decode(self, sequences: Sequence[Request], tokens: Sequence[int], **options: Any) -> np.ndarray:
         """One token for each sequence; logits [requests, vocab]."""
-        out = self.executor.run(self.inputs(sequences, [[t] for t in tokens]))
+        out = self.executor.run(self.inputs(sequences, [[t] for t in tokens]), **options)
         for sequence in sequences:
             sequence.length += bool(sequence.pages)
         return out.logits.copy()
 
-    def rows(self, layer: int, sequence: Request) -> np.ndarray:
-        """Latent rows [length, lora + rope] of one sequence in MLA layer `layer`, float32."""
+    def verify(self, sequences: Sequence[Request], tokens: Sequence[Sequence[int]]) -> np.ndarray:
+        """Several tokens for each sequence, one state slot for each; logits [requests, queries, vocab].
+
+        The caller then says how many rows it accepts with `accept`.
+        """
+        queries = len(tokens[0])
+        out = self.executor.run(self.inputs(sequences, tokens, columns=queries))
+        return out.logits.reshape(len(sequences), queries, -1).copy()
+
+    @staticmethod
+    def accept(sequence: Request, rows: int) -> None:
+        sequence.length += rows
+        sequence.accepted = rows
+
+    def states(self, sequence: Request) -> np.ndarray:
+        """Recurrent state [KDA layers, heads, d_v, d_k] that the next step starts from."""
+        return np.stack([state[sequence.slots[sequence.accepted - 1]] for state in self.caches.recurrent])
+
+    def windows(self, sequence: Request) -> np.ndarray:
+        """Convolution history [KDA layers, 3, channels] that the next step starts from, float32."""
+        first = sequence.accepted - 1
+        found = [conv[sequence.slots[0], first : first + 3] for conv in self.caches.conv]
+        return np.stack(found).astype(np.float32)
+
+    def rows(self, sequence: Request) -> np.ndarray:
+        """Latent rows [MLA layers, length, lora + rope] of one sequence, float32."""
         position = np.arange(sequence.length)
         pages = np.array(sequence.pages)[position // PAGE_TOKENS]
-        return self.caches.latent[layer][pages, position % PAGE_TOKENS].astype(np.float32)
+        found = [latent[pages, position % PAGE_TOKENS] for latent in self.caches.latent]
+        return np.stack(found).astype(np.float32)
 
     def greedy(self, sequence: Request, logits: np.ndarray, count: int) -> list[int]:
         found = [int(logits.argmax())]
@@ -127,17 +151,16 @@ class Model:
         dtype: Any = np.float32 if rounding == "float32" else ml_dtypes.bfloat16
         linear = config.linear_attention
         slots, pages = requests * (1 + DRAFTS) + 3, requests * MAX_PAGES + 5
-        width, dim = 3 * config.kda_width, linear.head_dim
+        width, dim, row = 3 * config.kda_width, linear.head_dim, config.latent_row
         caches = Caches(
-            latent=[
-                np.full((pages, PAGE_TOKENS, config.latent_row), np.nan, dtype) for _ in config.mla_layers
-            ],
+            latent=[np.full((pages, PAGE_TOKENS, row), np.nan, dtype) for _ in config.mla_layers],
             conv=[np.full((slots, 3 + DRAFTS, width), np.nan, dtype) for _ in config.kda_layers],
             recurrent=[
                 np.full((slots, linear.num_heads, dim, dim), np.nan, np.float32) for _ in config.kda_layers
             ],
         )
         executor = ReferenceExecutor(program, self.shared["weights"], caches, rounding)
+        # Every engine of a test run uses the same float32 copies.
         executor._weights = self.shared.setdefault("floats", executor._weights)
         for buffer in executor.buffers.values():
             if buffer.dtype == np.float32:

@@ -27,13 +27,16 @@ def select(stage: Select, step: Step) -> None:
 
 
 def experts_up(stage: ExpertsUp, step: Step) -> None:
-    """act(x W1^T, x W3^T) of the chosen experts (spec 2.8.3). x [rows, in], out [rows, top_k width]."""
+    """act(x W1^T, x W3^T) of the chosen experts, both products rounded (spec 2.1, 2.7, 2.8.3).
+
+    x [rows, in], out [rows, top_k width].
+    """
     x = step.read(stage.x)
     out = np.empty((len(x), stage.top_k, stage.w1.rows), np.float32)
     for expert, rows, slots in _chosen(step.indices(stage.ids)):
         gate = _product(step, x[rows], step.weights.expert(stage.w1, expert))
         up = _product(step, x[rows], step.weights.expert(stage.w3, expert))
-        out[rows, slots] = activate(gate, up, step.config)
+        out[rows, slots] = activate(step.round(gate), step.round(up), step.config)
     step.write(stage.out, out)
 
 
@@ -75,10 +78,10 @@ def _chosen(ids: NDArray[np.int32]) -> Iterator[tuple[int, NDArray[np.intp], NDA
 def _product(step: Step, x: Floats, matrix: Floats) -> Floats:
     """x [n, in] times matrix [out, in]^T.
 
-    With several requests each row is a product of its own: how many others chose the same expert, which
-    depends on their contents, must not change its bits. A prompt's rows belong together and go as one
+    Each row is a product of its own: how many others chose the same expert, which depends on their
+    contents, must not change its bits. Only the rows of one prompt, which share their fate, go as one
     product.
     """
-    if step.inputs.requests == 1:
+    if step.is_prompt:
         return x @ matrix.T
     return np.asarray(np.matmul(matrix, x[:, :, None])[:, :, 0])
