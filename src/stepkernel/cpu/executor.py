@@ -1,0 +1,160 @@
+"""Runs a program on the CPU: a table of records, a team of threads, and no Python inside a step."""
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepkernel.cpu import interpreter, step, team
+from stepkernel.cpu.adaptive import TeamSize
+from stepkernel.cpu.arena import Arena, address
+from stepkernel.cpu.layout import lay_out
+from stepkernel.cpu.table import records
+from stepkernel.cpu.weights import CpuWeights
+from stepkernel.program.inputs import Caches, StepInputs, StepOutputs
+from stepkernel.program.program import Program, barriers
+
+Activations = Literal["bf16", "float32"]
+MAX_THREADS = 64
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """Everything a step addresses by number; kept alive by the executor and by each of its worker threads."""
+
+    arena: Arena
+    weights: CpuWeights
+    caches: Caches
+    table: NDArray[np.int64]
+    block: NDArray[np.int64]
+    control: NDArray[np.int32]
+    scratch: NDArray[np.uint8]
+
+
+class CpuExecutor:
+    """A program bound to packed weights and an engine's caches.
+
+    threads      team size at most; default: the processors this process may use. Fewer run while that is faster.
+    activations  "bf16" rounds where the spec says; "float32" rounds nothing (accuracy checks).
+
+    `run` is not thread-safe. `close` ends the team; it also ends when the executor is collected or the process exits.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        weights: CpuWeights,
+        caches: Caches,
+        threads: int | None = None,
+        activations: Activations = "bf16",
+    ) -> None:
+        available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+        count = available if threads is None else threads
+        if not 1 <= count <= MAX_THREADS:
+            raise ValueError(f"threads {count}: supported are 1 to {MAX_THREADS}")
+        if activations not in ("bf16", "float32"):
+            raise ValueError(f"activations {activations!r}: supported are bf16 and float32")
+        self.program, self.caches, self.threads = program, caches, count
+        self.team_size = TeamSize(count)
+        arena = Arena(block_bytes=4 << 20)
+        self._layout = lay_out(program, arena)
+        staged = records(program, weights, self._layout, caches)
+        waits = barriers(program.stages)
+        table = arena.array((sum(len(found) for found in staged), step.RECORD_WORDS), np.int64)
+        self._ranges: list[tuple[int, int]] = []
+        index = 0
+        for found, wait in zip(staged, waits, strict=True):
+            self._ranges.append((index, index + len(found)))
+            for position, record in enumerate(found):
+                words = record.words(wait and position == 0)
+                table[index, : len(words)] = words
+                index += 1
+        private = max(record.scratch for found in staged for record in found)
+        scratch = arena.array((count, -(-private // 128) * 128 + 128), np.uint8)
+        control = arena.array((team.CONTROL_BYTES // 4,), np.int32)
+        self._memory = _Memory(
+            arena, weights, caches, table, arena.array((step.STEP_WORDS,), np.int64), control, scratch
+        )
+        block = self._memory.block
+        block[step.ROUNDS // 8] = int(activations == "bf16")
+        block[step.PAGE_TOKENS // 8] = caches.page_tokens
+        self._calls = (address(table), address(block), address(control))
+        self._scratch = address(scratch)
+        self._buffers = MappingProxyType(self._layout.buffers)
+        interpreter.enter.prepare()
+        workers = [
+            threading.Thread(target=_work, args=(self._memory, thread), daemon=True, name=f"stepkernel-{thread}")
+            for thread in range(1, count)
+        ]
+        for worker in workers:
+            worker.start()
+        self._stop = weakref.finalize(self, _stop, self._memory, workers)
+
+    @property
+    def buffers(self) -> Mapping[str, NDArray[Any]]:
+        """Each buffer as [rows, width], blocks as [copies, rows, width]; views of the executor's memory."""
+        return self._buffers
+
+    def run(self, inputs: StepInputs) -> StepOutputs:
+        """One step as one native call. Raises ValueError for inputs that would leave the caches."""
+        self._run(0, len(self._memory.table), inputs)
+        return StepOutputs(self._buffers["logits"][: inputs.rows], self._buffers["tokens"][: inputs.rows, 0])
+
+    def run_stage(self, index: int, inputs: StepInputs) -> None:
+        """One stage on the values that lie in `buffers`."""
+        self._run(*self._ranges[index], inputs)
+
+    def close(self) -> None:
+        self._stop()
+
+    def _run(self, first: int, last: int, inputs: StepInputs) -> None:
+        if not self._stop.alive:
+            raise ValueError("the executor is closed")
+        inputs.check(self.program, self.caches)
+        arrays = (
+            np.ascontiguousarray(inputs.token_ids, np.int32),
+            np.ascontiguousarray(inputs.lengths, np.int32),
+            np.ascontiguousarray(inputs.page_table, np.int32),
+            np.ascontiguousarray(inputs.slot_mapping, np.int64),
+            np.ascontiguousarray(inputs.state_slots, np.int32),
+            np.ascontiguousarray(inputs.accepted, np.int32),
+        )
+        tokens, lengths, pages, mapping, slots, accepted = (address(array) for array in arrays)
+        block = self._memory.block
+        block[: step.ROUNDS // 8] = (
+            inputs.rows,
+            inputs.requests,
+            inputs.queries,
+            tokens,
+            lengths,
+            pages,
+            arrays[2].shape[1],
+            mapping,
+            slots,
+            arrays[4].shape[1],
+            accepted,
+        )
+        block[step.FIRST // 8], block[step.LAST // 8] = first, last
+        threads = self.team_size.choose()
+        start = time.perf_counter_ns()
+        interpreter.enter(*self._calls, threads, 0, self._scratch)
+        self.team_size.record(threads, time.perf_counter_ns() - start)
+
+
+def _work(memory: _Memory, thread: int) -> None:
+    calls = (address(memory.table), address(memory.block), address(memory.control))
+    interpreter.enter(*calls, 0, thread, address(memory.scratch[thread]))
+
+
+def _stop(memory: _Memory, workers: list[threading.Thread]) -> None:
+    memory.control[team.QUIT // 4] = 1
+    interpreter.enter(address(memory.table), address(memory.block), address(memory.control), 0, 0, 0)
+    for worker in workers:
+        worker.join()

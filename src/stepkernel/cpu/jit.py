@@ -1,0 +1,85 @@
+"""How kernels are compiled: inner functions, and entry points cached under a hash of every kernel source."""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numba
+from numba import njit
+
+from stepkernel.cpu import isa
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+# Only contraction is allowed: reassociation would make a row's sums depend on how they were vectorised.
+OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
+
+
+def inner(function: Function) -> Function:
+    """A kernel that other kernels call; compiled as part of its callers."""
+    compiled: Function = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
+    return compiled
+
+
+class Entry:
+    """A kernel that Python calls, compiled for one signature on first use and cached on disk.
+
+    Numba's own cache does not notice an edit in a function of another file, so the directory's name carries a hash of
+    all sources of this package, of the instruction set chosen and of Numba's version.
+    """
+
+    def __init__(self, function: Callable[..., Any], signature: str) -> None:
+        self._signature = signature
+        before = numba.config.CACHE_DIR
+        numba.config.CACHE_DIR = str(cache_directory())
+        try:
+            self._dispatcher = njit(cache=True, **OPTIONS)(function)
+        finally:
+            numba.config.CACHE_DIR = before
+
+    def prepare(self) -> bool:
+        """Compiles the kernel, or loads it from the cache; true if it had to be compiled."""
+        if self._dispatcher.signatures:
+            return False
+        self._dispatcher.compile(self._signature)
+        self._dispatcher.disable_compile()
+        return bool(self._dispatcher.stats.cache_misses)
+
+    def __call__(self, *arguments: int) -> Any:
+        return self._dispatcher(*arguments)
+
+
+def entry(signature: str) -> Callable[[Callable[..., Any]], Entry]:
+    """Decorator form of `Entry`."""
+    return lambda function: Entry(function, signature)
+
+
+@cache
+def source_hash() -> str:
+    """Hash of this package's sources, the chosen instruction set, Numba and LLVM versions."""
+    digest = hashlib.sha256(f"{isa.chosen()} {numba.__version__}".encode())
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@cache
+def cache_directory() -> Path:
+    """Where compiled kernels are kept: STEPKERNEL_CACHE_DIR, else the user's cache directory, else a temporary one."""
+    base = os.environ.get("STEPKERNEL_CACHE_DIR")
+    root = Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "stepkernel"
+    directory = root / source_hash()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError:
+        if base:
+            raise
+        directory = Path(tempfile.gettempdir()) / f"stepkernel-{os.getuid()}" / source_hash()
+        directory.mkdir(parents=True, exist_ok=True)
+    return directory

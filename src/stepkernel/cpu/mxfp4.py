@@ -1,0 +1,314 @@
+"""Products of MXFP4 weights (E2M1 values, one E8M0 scale per 32 inputs) and rows quantised to integers.
+
+A group of 8 outputs is stored as `[K / 32][8]` scale bytes, then `[K / 32][4][8 outputs][4 bytes]` of nibbles in the
+file's own order (low nibble = even input), so repacking only moves 4-byte words. Twice a weight is an integer in
+-12..12; the tables hold it plus 12, unsigned, which `maddubs` takes without sign tricks; `-12 * sum(x)` corrects it.
+
+A row of activations becomes one record per 32 inputs: float32 half scale, int32 correction, then its integers. With
+15 bits `x = scale * (128 * high + low)`, both parts one byte (relative error 7e-5, far below BF16's 2e-3); with 8 bits
+only `high` (9e-3). The integer sums are exact, so the AVX2 and the generic path give the same bits.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from stepkernel.cpu import isa
+from stepkernel.cpu.jit import inner
+from stepkernel.cpu.simd import (
+    F32,
+    I32,
+    I64,
+    Vector,
+    abs_f32,
+    add_f32,
+    add_i32,
+    constant,
+    constant_ir,
+    declare,
+    f32_to_i32,
+    f32x8,
+    i8x8,
+    i32_to_i8,
+    i32x8,
+    largest_f32,
+    load_f32,
+    load_ir,
+    max_f32,
+    multiply_add_ir,
+    multiply_f32,
+    out_of_line,
+    prefetch_ir,
+    put_f32,
+    put_i32,
+    round_f32,
+    shift,
+    shuffle,
+    splat_f32,
+    splat_ir,
+    store_i8,
+    store_ir,
+    subtract_f32,
+    subtract_i32,
+    sum_f32,
+    sum_i32,
+    zero_i32,
+)
+
+GROUP = 32  # inputs that share a scale
+SCALES, NIBBLES = 8, 128  # bytes of a group for 8 outputs
+HEADER = 8
+RECORD_15, RECORD_8 = HEADER + 64, HEADER + 32
+LIMIT_15, LIMIT_8 = 16256.0, 127.0  # 16256 = 127 * 128
+AHEAD = 1024
+
+_i8x32, _i16x16 = Vector("i8", 32), Vector("i16", 16)
+_DOUBLED = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
+
+
+def record_bytes(bits: int) -> int:
+    """Bytes of a quantised row per 32 inputs."""
+    return RECORD_15 if bits == 15 else RECORD_8
+
+
+def matrix_bytes(outputs: int, inputs: int) -> int:
+    """Bytes of a packed matrix; outputs are padded to 8."""
+    return -(-outputs // 8) * (inputs // GROUP) * (SCALES + NIBBLES)
+
+
+def tile(groups: int, rows: int, bits: int) -> Any:
+    """A kernel for `groups` groups of 8 outputs x `rows` rows.
+
+    Arguments: address of the first group, bytes between groups, address of `rows` pointers to quantised rows, address
+    of `rows` output pointers (float32), byte offset of the first group in an output row, bytes between groups there,
+    K / 32.
+    """
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def kernel(typing: Any, w: Any, w_step: Any, xs: Any, ys: Any, y_first: Any, y_step: Any, blocks: Any) -> Any:
+        def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Sequence[ir.Value]) -> ir.Value:
+            _emit_tile(builder, values, groups, rows, bits)
+            return context.get_dummy_value()
+
+        return types.void(*([types.int64] * 7)), generate
+
+    return kernel
+
+
+def _emit_tile(b: ir.IRBuilder, values: Sequence[ir.Value], groups: int, rows: int, bits: int) -> None:
+    w, w_step, xs, ys, y_first, y_step, blocks = values
+
+    def number(value: int) -> ir.Constant:
+        return ir.Constant(I64, value)
+
+    cells = [(g, r) for g in range(groups) for r in range(rows)]
+    bases = [b.add(w, b.mul(w_step, number(g))) for g in range(groups)]
+    nibbles = [b.add(base, b.mul(blocks, number(SCALES))) for base in bases]
+    inputs = [load_ir(b, b.add(xs, number(8 * r)), I64, 8) for r in range(rows)]
+    outputs = {
+        (g, r): b.add(b.add(load_ir(b, b.add(ys, number(8 * r)), I64, 8), y_first), b.mul(y_step, number(g)))
+        for g, r in cells
+    }
+    entry = b.basic_block
+    body, done = b.append_basic_block("body"), b.append_basic_block("done")
+    b.branch(body)
+    b.position_at_end(body)
+    block = b.phi(I64)
+    block.add_incoming(number(0), entry)
+    sums = {}
+    for cell in cells:
+        sums[cell] = b.phi(f32x8.llvm)
+        sums[cell].add_incoming(constant_ir(f32x8, 0.0), entry)
+    records = [b.add(x, b.mul(block, number(record_bytes(bits)))) for x in inputs]
+    product = _avx2_products if isa.chosen() == "avx2" else _generic_products
+    following = {}
+    for g in range(groups):
+        at = b.add(nibbles[g], b.mul(block, number(NIBBLES)))
+        for line in range(0, NIBBLES, 64):
+            prefetch_ir(b, [b.add(at, number(AHEAD + line))])
+        scale_bytes = load_ir(b, b.add(bases[g], b.mul(block, number(SCALES))), i8x8.llvm)
+        scale = b.bitcast(b.shl(b.zext(scale_bytes, i32x8.llvm), constant_ir(i32x8, 23)), f32x8.llvm)
+        totals = product(b, at, records, bits)
+        for r in range(rows):
+            correction = splat_ir(b, load_ir(b, b.add(records[r], number(4)), I32, 4), 8)
+            value = b.sitofp(b.add(totals[r], correction), f32x8.llvm)
+            factor = b.fmul(scale, splat_ir(b, load_ir(b, records[r], F32, 4), 8))
+            following[g, r] = multiply_add_ir(b, value, factor, sums[g, r])
+    after = b.add(block, number(1))
+    block.add_incoming(after, body)
+    for cell in cells:
+        sums[cell].add_incoming(following[cell], body)
+    b.cbranch(b.icmp_signed("<", after, blocks), body, done)
+    b.position_at_end(done)
+    for cell in cells:
+        store_ir(b, outputs[cell], following[cell])
+
+
+def _avx2_products(b: ir.IRBuilder, at: ir.Value, records: Sequence[ir.Value], bits: int) -> list[ir.Value]:
+    """Integer sums of (2 w + 12) * x over 32 inputs of 8 outputs, for each row: int32x8.
+
+    Partial sums stay in int16: 24 * 127 * 2 products * 4 words = 24384 for the high parts; |low| <= 64, so the low
+    parts of even and odd inputs share one sum (24576). One more word would overflow.
+    """
+    bytes32, words16 = _i8x32.llvm, _i16x16.llvm
+    look_up = declare(b, "llvm.x86.avx2.pshuf.b", bytes32, [bytes32, bytes32])
+    multiply_bytes = declare(b, "llvm.x86.avx2.pmadd.ub.sw", words16, [bytes32, bytes32])
+    multiply_words = declare(b, "llvm.x86.avx2.pmadd.wd", i32x8.llvm, [words16, words16])
+    table = constant_ir(_i8x32, [value + 12 for value in _DOUBLED] * 2)
+    low_mask = constant_ir(_i8x32, 15)
+    even: list[Any] = [None] * len(records)
+    odd: list[Any] = [None] * len(records)
+    low: list[Any] = [None] * len(records)
+
+    def add(total: Any, value: ir.Value) -> ir.Value:
+        return value if total is None else b.add(total, value)
+
+    for word in range(4):
+        packed = load_ir(b, b.add(at, ir.Constant(I64, 32 * word)), bytes32)
+        shifted = b.bitcast(b.lshr(b.bitcast(packed, words16), constant_ir(_i16x16, 4)), bytes32)
+        w_even = b.call(look_up, [table, b.and_(packed, low_mask)])
+        w_odd = b.call(look_up, [table, b.and_(shifted, low_mask)])
+        for r, record in enumerate(records):
+            part = 16 if bits == 15 else 8
+
+            def x(offset: int, record: ir.Value = record, word: int = word, part: int = part) -> ir.Value:
+                address = b.add(record, ir.Constant(I64, HEADER + part * word + offset))
+                return b.bitcast(splat_ir(b, load_ir(b, address, I32), 8), bytes32)
+
+            even[r] = add(even[r], b.call(multiply_bytes, [w_even, x(0)]))
+            odd[r] = add(odd[r], b.call(multiply_bytes, [w_odd, x(4)]))
+            if bits == 15:
+                low[r] = add(low[r], b.call(multiply_bytes, [w_even, x(8)]))
+                low[r] = add(low[r], b.call(multiply_bytes, [w_odd, x(12)]))
+    weight = constant_ir(_i16x16, 128 if bits == 15 else 1)
+    ones = constant_ir(_i16x16, 1)
+    totals = []
+    for r in range(len(records)):
+        total = b.add(b.call(multiply_words, [even[r], weight]), b.call(multiply_words, [odd[r], weight]))
+        totals.append(b.add(total, b.call(multiply_words, [low[r], ones])) if bits == 15 else total)
+    return totals
+
+
+def _generic_products(b: ir.IRBuilder, at: ir.Value, records: Sequence[ir.Value], bits: int) -> list[ir.Value]:
+    """The same sums with plain vector arithmetic."""
+    totals = [constant_ir(i32x8, 0) for _ in records]
+    part = 16 if bits == 15 else 8
+
+    def byte(address: ir.Value, offset: int) -> ir.Value:
+        return b.sext(load_ir(b, b.add(address, ir.Constant(I64, offset)), ir.IntType(8)), I32)
+
+    for word in range(4):
+        packed = load_ir(b, b.add(at, ir.Constant(I64, 32 * word)), i32x8.llvm)
+        for index in range(8):
+            nibble = b.and_(b.lshr(packed, constant_ir(i32x8, 4 * index)), constant_ir(i32x8, 15))
+            weight = b.add(_doubled_value(b, nibble), constant_ir(i32x8, 12))
+            parity, position = index % 2, index // 2
+            offset = HEADER + part * word + 4 * parity + position
+            for r, record in enumerate(records):
+                x = byte(record, offset)
+                if bits == 15:
+                    x = b.add(b.mul(x, ir.Constant(I32, 128)), byte(record, offset + 8))
+                totals[r] = b.add(totals[r], b.mul(weight, splat_ir(b, x, 8)))
+    return totals
+
+
+def _doubled_value(b: ir.IRBuilder, nibble: ir.Value) -> ir.Value:
+    """Twice an E2M1 value: the magnitude m below 4 is itself, above it (2 + m % 2) << (m / 2 - 1)."""
+
+    def number(value: int) -> ir.Constant:
+        return constant_ir(i32x8, value)
+
+    m = b.and_(nibble, number(7))
+    exponent = b.sub(b.lshr(m, number(1)), number(1))
+    # An exponent of -1 (m < 2) would be an undefined shift; those lanes take m itself.
+    normal = b.shl(b.add(number(2), b.and_(m, number(1))), b.and_(exponent, number(3)))
+    magnitude = b.select(b.icmp_signed("<", m, number(4)), m, normal)
+    return b.select(b.icmp_signed(">", nibble, number(7)), b.sub(number(0), magnitude), magnitude)
+
+
+_15_2x1, _15_1x1, _15_1x2, _15_1x4 = tile(2, 1, 15), tile(1, 1, 15), tile(1, 2, 15), tile(1, 4, 15)
+_8_2x1, _8_1x1, _8_1x2, _8_1x4 = tile(2, 1, 8), tile(1, 1, 8), tile(1, 2, 8), tile(1, 4, 8)
+
+
+@inner
+def gemm(w: int, group_bytes: int, xs: int, ys: int, rows: int, first: int, last: int, blocks: int, bits: int) -> None:
+    """Outputs of groups first..last (8 each) for `rows` quantised rows; `xs` and `ys` are addresses of row pointers."""
+    out_of_line()
+    g = first
+    while g < last:
+        at, y = w + g * group_bytes, g * 32
+        if rows == 1 and g + 1 < last:
+            if bits == 15:
+                _15_2x1(at, group_bytes, xs, ys, y, 32, blocks)
+            else:
+                _8_2x1(at, group_bytes, xs, ys, y, 32, blocks)
+            g += 2
+            continue
+        row = 0
+        while row < rows:
+            p, left = row * 8, rows - row
+            if left >= 4:
+                if bits == 15:
+                    _15_1x4(at, 0, xs + p, ys + p, y, 0, blocks)
+                else:
+                    _8_1x4(at, 0, xs + p, ys + p, y, 0, blocks)
+                row += 4
+            elif left >= 2:
+                if bits == 15:
+                    _15_1x2(at, 0, xs + p, ys + p, y, 0, blocks)
+                else:
+                    _8_1x2(at, 0, xs + p, ys + p, y, 0, blocks)
+                row += 2
+            else:
+                if bits == 15:
+                    _15_1x1(at, 0, xs + p, ys + p, y, 0, blocks)
+                else:
+                    _8_1x1(at, 0, xs + p, ys + p, y, 0, blocks)
+                row += 1
+        g += 1
+
+
+_rounding, _down_7, _up_7 = constant(i32x8, 64), shift(i32x8, "ashr", 7), shift(i32x8, "shl", 7)
+_evens_first = shuffle(i32x8, [0, 2, 4, 6, 1, 3, 5, 7])
+
+
+@inner
+def quantize(x: int, record: int, inputs: int, bits: int) -> None:
+    """Writes the records of one float32 row. A NaN or infinity makes its record's scale NaN, so it is never lost."""
+    out_of_line()
+    limit = np.float32(LIMIT_15) if bits == 15 else np.float32(LIMIT_8)
+    for k in range(0, inputs * 4, 4 * GROUP):
+        a, b, c, d = load_f32(x + k), load_f32(x + k + 32), load_f32(x + k + 64), load_f32(x + k + 96)
+        top = largest_f32(max_f32(max_f32(abs_f32(a), abs_f32(b)), max_f32(abs_f32(c), abs_f32(d))))
+        # x - x is 0 for every finite x and NaN otherwise.
+        poison = sum_f32(
+            add_f32(
+                add_f32(subtract_f32(a, a), subtract_f32(b, b)),
+                add_f32(subtract_f32(c, c), subtract_f32(d, d)),
+            )
+        )
+        inverse = np.float32(0.0)
+        if top > np.float32(0.0):
+            inverse = limit / top
+        # A top below the smallest normal / limit would overflow the inverse: such a group is zero for every purpose.
+        if not inverse < np.float32(3e38):
+            inverse = np.float32(0.0)
+        factor = splat_f32(inverse)
+        total = zero_i32()
+        for word in range(4):
+            q = f32_to_i32(round_f32(multiply_f32(load_f32(x + k + 32 * word), factor)))
+            total = add_i32(total, q)
+            if bits == 15:
+                high = _down_7(add_i32(q, _rounding()))
+                low = subtract_i32(q, _up_7(high))
+                store_i8(record + HEADER + 16 * word, i32_to_i8(_evens_first(high)))
+                store_i8(record + HEADER + 16 * word + 8, i32_to_i8(_evens_first(low)))
+            else:
+                store_i8(record + HEADER + 8 * word, i32_to_i8(_evens_first(q)))
+        put_f32(record, top * (np.float32(0.5) / limit) + poison)
+        put_i32(record + 4, np.int32(-12) * sum_i32(total))
+        record += HEADER + (64 if bits == 15 else 32)

@@ -1,0 +1,311 @@
+"""The latent cache of MLA: inserting this step's rows, and absorbed attention over a request's rows (spec 2.6, 4.2)."""
+
+import math
+
+import numpy as np
+
+from stepkernel.cpu.arena import Arena, address
+from stepkernel.cpu.gemm import share
+from stepkernel.cpu.jit import inner
+from stepkernel.cpu.layout import Layout
+from stepkernel.cpu.records import Operation, Record
+from stepkernel.cpu.simd import (
+    broadcast_f32,
+    get_f32,
+    get_i32,
+    get_i64,
+    load_f32,
+    multiply_add,
+    multiply_f32,
+    out_of_line,
+    put_f32,
+    splat_f32,
+    store_f32,
+    sum_f32,
+    words,
+    zero_f32,
+)
+from stepkernel.cpu.step import (
+    LENGTHS,
+    PAGE_COLUMNS,
+    PAGE_TOKENS,
+    PAGES,
+    QUERIES,
+    REQUESTS,
+    ROUNDS,
+    ROWS,
+    SLOT_MAPPING,
+)
+from stepkernel.cpu.vmath import load_as, round_if, store_as
+from stepkernel.model.weights import Weights
+from stepkernel.program.stages import Attend, LatentInsert
+
+CHUNK = 16  # cache rows widened to float32 at a time; fixed, so that a row's result depends on its own length only
+HEADS = 4  # heads that share the loads of a chunk
+_insert_arguments, _attend_arguments = words(14), words(11)
+_INSERT_EPS, _ATTEND_SCALE = 8 * 14, 8 * 11
+
+
+def pack_insert(stage: LatentInsert, weights: Weights, arena: Arena) -> tuple[int, ...]:
+    found = []
+    for name in (stage.kv_norm, stage.query_norm):
+        if name is None:
+            found.append(0)
+            continue
+        source = weights.vector(name)
+        target = arena.array(source.shape, np.float32)
+        target[...] = source
+        found.append(address(target))
+    return tuple(found)
+
+
+def encode_insert(
+    stage: LatentInsert, packed: tuple[int, ...], layout: Layout, cache: int, row_bytes: int, wide: bool
+) -> list[Record]:
+    low = (0, 0) if stage.query_low is None else layout.at(stage.query_low)
+    out = (0, 0) if stage.query_out is None else layout.at(stage.query_out)
+    arguments = (
+        *layout.at(stage.kv),
+        *packed,
+        cache,
+        row_bytes,
+        int(wide),
+        stage.lora,
+        stage.rope,
+        *low,
+        *out,
+        stage.query_rank,
+        float(stage.eps),
+    )
+    return [Record(Operation.INSERT, arguments)]
+
+
+@inner
+def insert(record: int, step: int, threads: int, thread: int) -> None:
+    """Rows are shared out; a negative slot is not written."""
+    out_of_line()
+    (
+        kv,
+        kv_stride,
+        kv_norm,
+        q_norm,
+        cache,
+        row_bytes,
+        wide,
+        lora,
+        rope,
+        low,
+        low_stride,
+        out,
+        out_stride,
+        rank,
+    ) = _insert_arguments(record)
+    eps = get_f32(record + _INSERT_EPS)
+    rounds = get_i64(step + ROUNDS)
+    mapping = get_i64(step + SLOT_MAPPING)
+    first, last = share(get_i64(step + ROWS), threads, thread)
+    for row in range(first, last):
+        if low != 0:
+            x, y = low + row * low_stride, out + row * out_stride
+            scale = _inverse_rms(x, rank, eps)
+            for i in range(0, rank * 4, 32):
+                value = multiply_f32(multiply_f32(load_f32(x + i), scale), load_f32(q_norm + i))
+                store_f32(y + i, round_if(value, rounds))
+        slot = get_i64(mapping + row * 8)
+        if slot < 0:
+            continue
+        x, target = kv + row * kv_stride, cache + slot * row_bytes
+        scale = _inverse_rms(x, lora, eps)
+        for i in range(0, lora, 8):
+            value = multiply_f32(multiply_f32(load_f32(x + i * 4), scale), load_f32(kv_norm + i * 4))
+            store_as(target, i, round_if(value, rounds), wide)
+        for i in range(lora, lora + rope, 8):
+            store_as(target, i, load_f32(x + i * 4), wide)
+
+
+@inner
+def _inverse_rms(x: int, width: int, eps: float) -> object:
+    squares = zero_f32()
+    for i in range(0, width * 4, 32):
+        value = load_f32(x + i)
+        squares = multiply_add(value, value, squares)
+    return splat_f32(np.float32(1.0) / np.float32(math.sqrt(sum_f32(squares) / np.float32(width) + eps)))
+
+
+def attend_scratch(stage: Attend) -> int:
+    width = stage.lora + stage.rope
+    return 4 * (CHUNK * width + HEADS * (CHUNK + 2 + stage.lora)) + 256
+
+
+def encode_attend(stage: Attend, layout: Layout, cache: int, row_bytes: int, wide: bool) -> list[Record]:
+    arguments = (
+        *layout.at(stage.x),
+        *layout.at(stage.out),
+        cache,
+        row_bytes,
+        int(wide),
+        stage.heads,
+        stage.lora,
+        stage.rope,
+        0,
+        float(stage.scale),
+    )
+    return [Record(Operation.ATTEND, arguments, scratch=attend_scratch(stage))]
+
+
+@inner
+def attend(record: int, step: int, threads: int, thread: int, scratch: int) -> None:
+    """Units are (row, up to four heads). The softmax runs on line over chunks of 16 cache rows (flash attention)."""
+    out_of_line()
+    x, x_stride, out, out_stride, cache, row_bytes, wide, heads, lora, rope, _ = _attend_arguments(record)
+    scale = get_f32(record + _ATTEND_SCALE)
+    queries = get_i64(step + QUERIES)
+    rounds = get_i64(step + ROUNDS)
+    rows = get_i64(step + REQUESTS) * queries
+    together = HEADS
+    while together > 1 and rows * ((heads + together - 1) // together) < threads:
+        together //= 2
+    blocks = (heads + together - 1) // together
+    first, last = share(rows * blocks, threads, thread)
+    width = lora + rope
+    for unit in range(first, last):
+        row = unit // blocks
+        head = (unit - row * blocks) * together
+        count = min(together, heads - head)
+        request = row // queries
+        length = get_i32(get_i64(step + LENGTHS) + request * 4) - queries + 1 + (row - request * queries)
+        q = x + row * x_stride + head * width * 4
+        y = out + row * out_stride + head * lora * 4
+        _attend_heads(q, y, cache, row_bytes, wide, request, length, count, lora, width, scale, rounds, step, scratch)
+
+
+@inner
+def _attend_heads(
+    q: int,
+    y: int,
+    cache: int,
+    row_bytes: int,
+    wide: int,
+    request: int,
+    length: int,
+    count: int,
+    lora: int,
+    width: int,
+    scale: float,
+    rounds: int,
+    step: int,
+    scratch: int,
+) -> None:
+    """`count` heads of one row over its first `length` cache rows; zero where length <= 0 (padding)."""
+    out_of_line()
+    pages = get_i64(step + PAGES) + request * get_i64(step + PAGE_COLUMNS) * 4
+    page_tokens = get_i64(step + PAGE_TOKENS)
+    chunk = scratch
+    weights = chunk + CHUNK * width * 4
+    tops = weights + HEADS * CHUNK * 4
+    totals = tops + HEADS * 4
+    sums = totals + HEADS * 4
+    for h in range(count):
+        put_f32(tops + h * 4, np.float32(-np.inf))
+        put_f32(totals + h * 4, np.float32(0.0))
+    for i in range(0, count * lora * 4, 32):
+        store_f32(sums + i, zero_f32())
+    for start in range(0, length, CHUNK):
+        size = min(CHUNK, length - start)
+        for t in range(size):
+            position = start + t
+            page = get_i32(pages + position // page_tokens * 4)
+            source = cache + (page * page_tokens + position % page_tokens) * row_bytes
+            target = chunk + t * width * 4
+            for i in range(0, width, 8):
+                store_f32(target + i * 4, load_as(source, i, wide))
+        for h in range(count):
+            _score(q + h * width * 4, chunk, weights + h * CHUNK * 4, size, width, scale)
+            _rescale(weights + h * CHUNK * 4, tops + h * 4, totals + h * 4, sums + h * lora * 4, size, lora)
+        _accumulate(chunk, weights, sums, count, size, lora, width)
+    for h in range(count):
+        total = get_f32(totals + h * 4)
+        inverse = splat_f32(np.float32(1.0) / total) if length > 0 else zero_f32()
+        for i in range(h * lora * 4, (h + 1) * lora * 4, 32):
+            store_f32(y + i, round_if(multiply_f32(load_f32(sums + i), inverse), rounds))
+
+
+@inner
+def _score(q: int, chunk: int, scores: int, size: int, width: int, scale: float) -> None:
+    """Scaled products of one query with the rows of a chunk, four rows to each load of the query."""
+    t = 0
+    step = width * 4
+    while t + 4 <= size:
+        r0 = chunk + t * step
+        a, b, c, d = zero_f32(), zero_f32(), zero_f32(), zero_f32()
+        for i in range(0, step, 32):
+            x = load_f32(q + i)
+            a = multiply_add(x, load_f32(r0 + i), a)
+            b = multiply_add(x, load_f32(r0 + step + i), b)
+            c = multiply_add(x, load_f32(r0 + 2 * step + i), c)
+            d = multiply_add(x, load_f32(r0 + 3 * step + i), d)
+        put_f32(scores + t * 4, sum_f32(a) * scale)
+        put_f32(scores + t * 4 + 4, sum_f32(b) * scale)
+        put_f32(scores + t * 4 + 8, sum_f32(c) * scale)
+        put_f32(scores + t * 4 + 12, sum_f32(d) * scale)
+        t += 4
+    while t < size:
+        a = zero_f32()
+        for i in range(0, step, 32):
+            a = multiply_add(load_f32(q + i), load_f32(chunk + t * step + i), a)
+        put_f32(scores + t * 4, sum_f32(a) * scale)
+        t += 1
+
+
+@inner
+def _rescale(scores: int, top: int, total: int, sums: int, size: int, lora: int) -> None:
+    """Turns scores into weights relative to the running maximum, rescaling what was summed before if it moved."""
+    before = get_f32(top)
+    now = before
+    for t in range(size):
+        value = get_f32(scores + t * 4)
+        # `not <=` lets a NaN through, so that it reaches the output.
+        if not value <= now:
+            now = value
+    if now != before:
+        factor = np.float32(math.exp(before - now))
+        put_f32(total, get_f32(total) * factor)
+        shrink = splat_f32(factor)
+        for i in range(0, lora * 4, 32):
+            store_f32(sums + i, multiply_f32(load_f32(sums + i), shrink))
+        put_f32(top, now)
+    added = np.float32(0.0)
+    for t in range(size):
+        value = np.float32(math.exp(get_f32(scores + t * 4) - now))
+        put_f32(scores + t * 4, value)
+        added += value
+    put_f32(total, get_f32(total) + added)
+
+
+@inner
+def _accumulate(chunk: int, weights: int, sums: int, count: int, size: int, lora: int, width: int) -> None:
+    """sums[h] += weights[h] @ chunk[:, :lora], four heads to each load of the chunk."""
+    if count == HEADS:
+        s1, s2, s3 = lora * 4, lora * 8, lora * 12
+        w1, w2, w3 = CHUNK * 4, CHUNK * 8, CHUNK * 12
+        for i in range(0, lora * 4, 32):
+            a, b = load_f32(sums + i), load_f32(sums + s1 + i)
+            c, d = load_f32(sums + s2 + i), load_f32(sums + s3 + i)
+            for t in range(size):
+                x = load_f32(chunk + t * width * 4 + i)
+                w = weights + t * 4
+                a = multiply_add(broadcast_f32(w), x, a)
+                b = multiply_add(broadcast_f32(w + w1), x, b)
+                c = multiply_add(broadcast_f32(w + w2), x, c)
+                d = multiply_add(broadcast_f32(w + w3), x, d)
+            store_f32(sums + i, a)
+            store_f32(sums + s1 + i, b)
+            store_f32(sums + s2 + i, c)
+            store_f32(sums + s3 + i, d)
+        return
+    for h in range(count):
+        for i in range(0, lora * 4, 32):
+            a = load_f32(sums + h * lora * 4 + i)
+            for t in range(size):
+                a = multiply_add(broadcast_f32(weights + (h * CHUNK + t) * 4), load_f32(chunk + t * width * 4 + i), a)
+            store_f32(sums + h * lora * 4 + i, a)

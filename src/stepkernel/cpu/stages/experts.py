@@ -1,0 +1,286 @@
+"""Routed experts (spec 2.8.3): tokens are grouped by expert, so that an expert's weights are read once a step.
+
+Both stages walk the same list of entries (expert, its slots). A thread takes a contiguous share of the work, which is
+counted as groups of 8 outputs times (2 + tokens of the entry): a group costs its bytes and then its tokens.
+"""
+
+import numpy as np
+
+from stepkernel.cpu import gemm as bf16
+from stepkernel.cpu import mxfp4
+from stepkernel.cpu.arena import Arena, address
+from stepkernel.cpu.jit import inner
+from stepkernel.cpu.layout import Layout
+from stepkernel.cpu.pack import bf16_bytes, pack_bf16, pack_mxfp4
+from stepkernel.cpu.records import Operation, Record
+from stepkernel.cpu.simd import get_f32, get_i32, get_i64, load_f32, out_of_line, put_i64, store_f32, words
+from stepkernel.cpu.stages.router import activation_constants
+from stepkernel.cpu.step import ROUNDS, ROWS
+from stepkernel.cpu.vmath import activation, round_if
+from stepkernel.model.config import ModelConfig
+from stepkernel.model.weights import Weights
+from stepkernel.program.stages import ExpertsDown, ExpertsUp, Matrix
+
+_arguments = words(15)
+_BETA = 8 * 15
+ENTRY = 24  # bytes: expert, first place in the order, slots
+
+
+def group_bytes(matrix: Matrix) -> int:
+    """Bytes of 8 outputs."""
+    if matrix.format == "bf16":
+        return matrix.columns * 16
+    return matrix.columns // mxfp4.GROUP * (mxfp4.SCALES + mxfp4.NIBBLES)
+
+
+def pack_up(stage: ExpertsUp, weights: Weights, arena: Arena) -> tuple[int, ...]:
+    """All experts one after the other; groups of W1 and W3 alternate, so that a gate and its up lie together."""
+    size, groups = group_bytes(stage.w1), stage.w1.rows // 8
+    target = arena.array((stage.experts, groups, 2, size), np.uint8)
+    for expert in range(stage.experts):
+        for which, matrix in enumerate((stage.w1, stage.w3)):
+            _pack_expert(matrix, expert, weights, target[expert, :, which])
+        weights.release()
+    return (address(target),)
+
+
+def pack_down(stage: ExpertsDown, weights: Weights, arena: Arena) -> tuple[int, ...]:
+    target = arena.array((stage.experts, stage.w2.rows // 8, group_bytes(stage.w2)), np.uint8)
+    for expert in range(stage.experts):
+        _pack_expert(stage.w2, expert, weights, target[expert])
+        weights.release()
+    return (address(target),)
+
+
+def _pack_expert(
+    matrix: Matrix, expert: int, weights: Weights, target: "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]"
+) -> None:
+    name = matrix.name.format(expert)
+    if matrix.format == "mxfp4":
+        pack_mxfp4(weights.packed(name), target, name)
+        return
+    flat = np.empty(bf16_bytes(matrix.rows, matrix.columns), np.uint8)
+    pack_bf16([weights.matrix(name)], flat, [name])
+    target[...] = flat.reshape(target.shape)
+
+
+def scratch(stage: ExpertsUp | ExpertsDown, rows: int, bits: int) -> int:
+    """Lists and pointer tables, quantised inputs, and for the first stage its products before the activation."""
+    slots = rows * stage.top_k
+    matrix = stage.w1 if isinstance(stage, ExpertsUp) else stage.w2
+    inputs = rows if isinstance(stage, ExpertsUp) else slots
+    records = inputs * (matrix.columns // mxfp4.GROUP) * mxfp4.record_bytes(bits) if matrix.format == "mxfp4" else 0
+    products = rows * 2 * matrix.rows * 4 if isinstance(stage, ExpertsUp) else 0
+    return _lists(stage.experts, slots) + records + products + 256
+
+
+def _lists(experts: int, slots: int) -> int:
+    return 8 * (experts + 1) + 8 * slots + ENTRY * slots + 16 * slots
+
+
+def encode(
+    stage: ExpertsUp | ExpertsDown,
+    packed: tuple[int, ...],
+    layout: Layout,
+    config: ModelConfig,
+    rows: int,
+    bits: int,
+) -> list[Record]:
+    up = isinstance(stage, ExpertsUp)
+    matrix = stage.w1 if isinstance(stage, ExpertsUp) else stage.w2
+    size, groups = group_bytes(matrix), matrix.rows // 8
+    slots = rows * stage.top_k
+    arguments = (
+        packed[0],
+        size,
+        groups * size * (2 if up else 1),
+        groups,
+        matrix.columns,
+        bits if matrix.format == "mxfp4" else 0,
+        *layout.at(stage.x),
+        *layout.at(stage.ids),
+        *layout.at(stage.out),
+        (stage.experts << 32) | stage.top_k,
+        _lists(stage.experts, slots),
+        matrix.columns // mxfp4.GROUP * mxfp4.record_bytes(bits) if matrix.format == "mxfp4" else 0,
+        *activation_constants(config),
+    )
+    operation = Operation.EXPERTS_UP if up else Operation.EXPERTS_DOWN
+    return [Record(operation, arguments, scratch(stage, rows, bits))]
+
+
+@inner
+def _group(ids: int, ids_stride: int, rows: int, top_k: int, experts: int, scratch: int) -> int:
+    """Sorts slots by expert (stable: by row, then slot) and lists the entries; returns how many.
+
+    Scratch: ends of each expert [experts + 1], slot order [slots], entries [slots].
+    """
+    out_of_line()
+    order = scratch + 8 * (experts + 1)
+    entries = order + 8 * rows * top_k
+    for e in range(experts + 1):
+        put_i64(scratch + e * 8, 0)
+    for row in range(rows):
+        for slot in range(top_k):
+            at = scratch + (get_i32(ids + row * ids_stride + slot * 4) + 1) * 8
+            put_i64(at, get_i64(at) + 1)
+    count = 0
+    for e in range(experts):
+        begin = get_i64(scratch + e * 8)
+        size = get_i64(scratch + (e + 1) * 8)
+        put_i64(scratch + (e + 1) * 8, begin + size)
+        if size > 0:
+            put_i64(entries + count * ENTRY, e)
+            put_i64(entries + count * ENTRY + 8, begin)
+            put_i64(entries + count * ENTRY + 16, size)
+            count += 1
+    for row in range(rows):
+        for slot in range(top_k):
+            at = scratch + get_i32(ids + row * ids_stride + slot * 4) * 8
+            place = get_i64(at)
+            put_i64(order + place * 8, row * top_k + slot)
+            put_i64(at, place + 1)
+    return count
+
+
+@inner
+def _weigh(entries: int, count: int, groups: int) -> int:
+    total = 0
+    for e in range(count):
+        total += groups * (2 + get_i64(entries + e * ENTRY + 16))
+    return total
+
+
+@inner
+def _quantized(x: int, columns: int, bits: int, record: int) -> int:
+    """Address of the row the product reads: itself for BF16 weights, its integer record for MXFP4."""
+    if bits == 0:
+        return x
+    mxfp4.quantize(x, record, columns, bits)
+    return record
+
+
+@inner
+def _multiply(w: int, size: int, xs: int, ys: int, count: int, first: int, last: int, columns: int, bits: int) -> None:
+    if bits == 0:
+        bf16.gemm(w, size, xs, ys, count, first, last, columns // 2)
+    else:
+        mxfp4.gemm(w, size, xs, ys, count, first, last, columns // 32, bits)
+
+
+@inner
+def experts_up(record: int, step: int, threads: int, thread: int, scratch: int) -> None:
+    """out[row, slot] = act(x W1^T, x W3^T)."""
+    out_of_line()
+    (
+        matrix,
+        size,
+        expert_bytes,
+        groups,
+        columns,
+        bits,
+        x,
+        x_stride,
+        ids,
+        ids_stride,
+        out,
+        out_stride,
+        shape,
+        lists,
+        record_size,
+    ) = _arguments(record)
+    beta, linear_beta = get_f32(record + _BETA), get_f32(record + _BETA + 8)
+    experts, top_k = shape >> 32, shape & 0xFFFFFFFF
+    rows = get_i64(step + ROWS)
+    rounds = get_i64(step + ROUNDS)
+    count = _group(ids, ids_stride, rows, top_k, experts, scratch)
+    order = scratch + 8 * (experts + 1)
+    entries = order + 8 * rows * top_k
+    xs = entries + ENTRY * rows * top_k
+    ys = xs + 8 * rows * top_k
+    records = scratch + lists
+    products = records + rows * record_size
+    product_size = groups * 64
+    for row in range(rows):
+        put_i64(ys + row * 8, products + row * product_size)
+        _quantized(x + row * x_stride, columns, bits, records + row * record_size)
+    total = _weigh(entries, count, groups)
+    first, last = bf16.share(total, threads, thread)
+    before = 0
+    for e in range(count):
+        entry = entries + e * ENTRY
+        start, slots = get_i64(entry + 8), get_i64(entry + 16)
+        cost = 2 + slots
+        begin = max(0, (first - before + cost - 1) // cost)
+        end = min(groups, (last - before + cost - 1) // cost)
+        before += groups * cost
+        if begin >= end:
+            continue
+        for s in range(slots):
+            row = get_i64(order + (start + s) * 8) // top_k
+            put_i64(xs + s * 8, x + row * x_stride if bits == 0 else records + row * record_size)
+        w = matrix + get_i64(entry) * expert_bytes
+        _multiply(w, size, xs, ys, slots, 2 * begin, 2 * end, columns, bits)
+        for s in range(slots):
+            place = get_i64(order + (start + s) * 8)
+            row = place // top_k
+            target = out + row * out_stride + (place - row * top_k) * groups * 32
+            source = products + s * product_size
+            for g in range(begin, end):
+                gate = round_if(load_f32(source + g * 64), rounds)
+                up = round_if(load_f32(source + g * 64 + 32), rounds)
+                store_f32(target + g * 32, round_if(activation(gate, up, beta, linear_beta), rounds))
+
+
+@inner
+def experts_down(record: int, step: int, threads: int, thread: int, scratch: int) -> None:
+    """out[row, slot] = h W2^T."""
+    out_of_line()
+    (
+        matrix,
+        size,
+        expert_bytes,
+        groups,
+        columns,
+        bits,
+        x,
+        x_stride,
+        ids,
+        ids_stride,
+        out,
+        out_stride,
+        shape,
+        lists,
+        record_size,
+    ) = _arguments(record)
+    experts, top_k = shape >> 32, shape & 0xFFFFFFFF
+    rows = get_i64(step + ROWS)
+    rounds = get_i64(step + ROUNDS)
+    count = _group(ids, ids_stride, rows, top_k, experts, scratch)
+    order = scratch + 8 * (experts + 1)
+    entries = order + 8 * rows * top_k
+    xs = entries + ENTRY * rows * top_k
+    ys = xs + 8 * rows * top_k
+    records = scratch + lists
+    total = _weigh(entries, count, groups)
+    first, last = bf16.share(total, threads, thread)
+    before = 0
+    for e in range(count):
+        entry = entries + e * ENTRY
+        start, slots = get_i64(entry + 8), get_i64(entry + 16)
+        cost = 2 + slots
+        begin = max(0, (first - before + cost - 1) // cost)
+        end = min(groups, (last - before + cost - 1) // cost)
+        before += groups * cost
+        if begin >= end:
+            continue
+        for s in range(slots):
+            place = get_i64(order + (start + s) * 8)
+            row = place // top_k
+            source = x + row * x_stride + (place - row * top_k) * columns * 4
+            put_i64(xs + s * 8, _quantized(source, columns, bits, records + s * record_size))
+            put_i64(ys + s * 8, out + row * out_stride + (place - row * top_k) * groups * 32)
+        w = matrix + get_i64(entry) * expert_bytes
+        _multiply(w, size, xs, ys, slots, begin, end, columns, bits)
+        if rounds != 0:
+            bf16.round_rows(ys, slots, begin * 8, end * 8)

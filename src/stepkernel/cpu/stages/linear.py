@@ -1,0 +1,79 @@
+"""Projections (spec 2.1): every matrix that reads the same buffer is one stacked matrix."""
+
+import numpy as np
+
+from stepkernel.cpu.arena import Arena, address
+from stepkernel.cpu.gemm import gemm, point_rows, round_rows, share
+from stepkernel.cpu.jit import inner
+from stepkernel.cpu.layout import Layout, padded
+from stepkernel.cpu.pack import PackError, bf16_bytes, pack_bf16
+from stepkernel.cpu.records import Operation, Record
+from stepkernel.cpu.simd import get_i64, out_of_line, words
+from stepkernel.cpu.step import ROUNDS, ROWS, TABLES, X_ROWS, Y_ROWS
+from stepkernel.model.weights import Weights
+from stepkernel.program.stages import Linear, Projection
+
+_arguments = words(9)
+
+
+def joint_parts(stage: Linear, f32: frozenset[str]) -> list[list[Projection]]:
+    """The parts of each input, in the order their outputs lie: BF16 buffers first, then by buffer and offset."""
+    inputs: dict[str, list[Projection]] = {}
+    for part in stage.parts:
+        inputs.setdefault(part.x, []).append(part)
+    first = {part.out: i for i, part in reversed(list(enumerate(stage.parts)))}
+    return [sorted(parts, key=lambda p: (p.out in f32, first[p.out], p.offset)) for parts in inputs.values()]
+
+
+def pack(stage: Linear, weights: Weights, arena: Arena, f32: frozenset[str]) -> tuple[int, ...]:
+    """One stacked matrix for each input buffer."""
+    found = []
+    for parts in joint_parts(stage, f32):
+        size = sum(bf16_bytes(part.matrix.rows, part.matrix.columns) for part in parts)
+        target = arena.array((size,), np.uint8)
+        _check_cover(stage, parts)
+        start = 0
+        for part in parts:
+            end = start + bf16_bytes(part.matrix.rows, part.matrix.columns)
+            pack_bf16([weights.matrix(part.matrix.name)], target[start:end], [part.matrix.name])
+            weights.release()
+            start = end
+        found.append(address(target))
+    return tuple(found)
+
+
+def _check_cover(stage: Linear, parts: list[Projection]) -> None:
+    """Outputs lie in the order of the stacked rows only if each part but a buffer's last fills whole groups."""
+    end: dict[str, int] = {}
+    for part in parts:
+        if part.offset != end.get(part.out, 0) or part.offset % 8:
+            raise PackError(
+                f"{stage.name}: {part.matrix.name} starts at output {part.offset}, a multiple of 8 after the last"
+            )
+        end[part.out] = part.offset + part.matrix.rows
+
+
+def encode(stage: Linear, packed: tuple[int, ...], layout: Layout, f32: frozenset[str]) -> list[Record]:
+    records = []
+    for parts, matrix in zip(joint_parts(stage, f32), packed, strict=True):
+        columns = parts[0].matrix.columns
+        rounded = sum(padded(part.matrix.rows) for part in parts if part.out not in f32) // 8
+        groups = sum(padded(part.matrix.rows) for part in parts) // 8
+        x, x_stride = layout.at(parts[0].x)
+        y, y_stride = layout.at(parts[0].out)
+        arguments = (matrix, columns * 16, x, x_stride, y, y_stride, groups, rounded, columns // 2)
+        records.append(Record(Operation.LINEAR, arguments, scratch=TABLES))
+    return records
+
+
+@inner
+def linear(record: int, step: int, threads: int, thread: int, scratch: int) -> None:
+    out_of_line()
+    matrix, group_bytes, x, x_stride, y, y_stride, groups, rounded, pairs = _arguments(record)
+    rows = get_i64(step + ROWS)
+    first, last = share(groups, threads, thread)
+    point_rows(scratch + X_ROWS, x, x_stride, rows)
+    point_rows(scratch + Y_ROWS, y, y_stride, rows)
+    gemm(matrix, group_bytes, scratch + X_ROWS, scratch + Y_ROWS, rows, first, last, pairs)
+    if get_i64(step + ROUNDS) != 0:
+        round_rows(scratch + Y_ROWS, rows, first * 8, min(last, rounded) * 8)

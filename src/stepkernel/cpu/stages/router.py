@@ -1,0 +1,185 @@
+"""Router selection (spec 2.8.1), activation (2.7), weighted sum with latent norm (2.8.4, 2.8.5), and the arg max."""
+
+import math
+
+import numpy as np
+
+from stepkernel.cpu.arena import Arena, address
+from stepkernel.cpu.gemm import share
+from stepkernel.cpu.jit import inner
+from stepkernel.cpu.layout import Layout, padded
+from stepkernel.cpu.records import Operation, Record
+from stepkernel.cpu.simd import (
+    add_f32,
+    broadcast_f32,
+    get_f32,
+    get_i64,
+    load_f32,
+    multiply_add,
+    multiply_f32,
+    out_of_line,
+    put_f32,
+    put_i32,
+    splat_f32,
+    store_f32,
+    sum_f32,
+    words,
+    zero_f32,
+)
+from stepkernel.cpu.step import ROUNDS, ROWS
+from stepkernel.cpu.vmath import activation, round_if, sigmoid
+from stepkernel.model.config import ModelConfig
+from stepkernel.model.weights import Weights
+from stepkernel.program.stages import Activate, Argmax, Combine, Select
+
+_select_arguments, _activate_arguments, _combine_arguments, _argmax_arguments = (
+    words(10),
+    words(5),
+    words(9),
+    words(5),
+)
+_SCALING, _BETA, _EPS = 8 * 10, 8 * 5, 8 * 9
+
+
+def pack_select(stage: Select, weights: Weights, arena: Arena) -> tuple[int, ...]:
+    bias = arena.array((padded(stage.experts),), np.float32)
+    bias[: stage.experts] = weights.vector(stage.bias)
+    return (address(bias),)
+
+
+def encode_select(stage: Select, packed: tuple[int, ...], layout: Layout) -> list[Record]:
+    places = (*layout.at(stage.logits), *layout.at(stage.ids), *layout.at(stage.weights))
+    arguments = (*places, packed[0], stage.experts, stage.top_k, int(stage.renormalize), float(stage.scaling))
+    return [Record(Operation.SELECT, arguments, scratch=8 * padded(stage.experts))]
+
+
+@inner
+def select(record: int, step: int, threads: int, thread: int, scratch: int) -> None:
+    """Rows are shared out. Selection takes the largest key `top_k` times; `>` keeps the lower id among equals."""
+    out_of_line()
+    logits, logits_stride, ids, ids_stride, weights, weights_stride, bias, experts, top_k, renormalize = (
+        _select_arguments(record)
+    )
+    scaling = get_f32(record + _SCALING)
+    first, last = share(get_i64(step + ROWS), threads, thread)
+    keys, size = scratch, (experts + 7) // 8 * 32
+    scores = keys + size
+    taken = np.float32(-np.inf)
+    for row in range(first, last):
+        for i in range(0, size, 32):
+            score = sigmoid(load_f32(logits + row * logits_stride + i))
+            store_f32(scores + i, score)
+            store_f32(keys + i, add_f32(score, load_f32(bias + i)))
+        for e in range(experts):
+            key = get_f32(keys + e * 4)
+            # A NaN key would make ids depend on the comparison's order; below every number it keeps them valid.
+            if not key >= np.float32(-3e38):
+                put_f32(keys + e * 4, np.float32(-3e38))
+        total = np.float32(0.0)
+        for slot in range(top_k):
+            best, top = 0, taken
+            for e in range(experts):
+                key = get_f32(keys + e * 4)
+                if key > top:
+                    best, top = e, key
+            put_f32(keys + best * 4, taken)
+            score = get_f32(scores + best * 4)
+            put_i32(ids + row * ids_stride + slot * 4, np.int32(best))
+            put_f32(weights + row * weights_stride + slot * 4, score)
+            total += score
+        for slot in range(top_k):
+            at = weights + row * weights_stride + slot * 4
+            value = get_f32(at)
+            if renormalize != 0:
+                value /= total + np.float32(1e-20)
+            put_f32(at, value * scaling)
+
+
+def encode_activate(stage: Activate, layout: Layout, config: ModelConfig) -> list[Record]:
+    arguments = (*layout.at(stage.x), *layout.at(stage.out), stage.width, *activation_constants(config))
+    return [Record(Operation.ACTIVATE, arguments)]
+
+
+def activation_constants(config: ModelConfig) -> tuple[float, float]:
+    """(beta, linear beta) of SiTU; 0 stands for "none", and beta 0 for SiLU."""
+    if config.activation == "silu":
+        return 0.0, 0.0
+    return float(config.situ_beta or 0.0), float(config.situ_linear_beta or 0.0)
+
+
+@inner
+def activate(record: int, step: int, threads: int, thread: int) -> None:
+    """Groups of 8 values over all rows are shared out."""
+    out_of_line()
+    x, x_stride, out, out_stride, width = _activate_arguments(record)
+    beta, linear_beta = get_f32(record + _BETA), get_f32(record + _BETA + 8)
+    rounds = get_i64(step + ROUNDS)
+    groups = width // 8
+    first, last = share(get_i64(step + ROWS) * groups, threads, thread)
+    for unit in range(first, last):
+        row = unit // groups
+        i = (unit - row * groups) * 32
+        source = x + row * x_stride + i
+        value = activation(load_f32(source), load_f32(source + width * 4), beta, linear_beta)
+        store_f32(out + row * out_stride + i, round_if(value, rounds))
+
+
+def pack_combine(stage: Combine, weights: Weights, arena: Arena) -> tuple[int, ...]:
+    if stage.norm is None:
+        return (0,)
+    norm = arena.array((stage.width,), np.float32)
+    norm[...] = weights.vector(stage.norm)
+    return (address(norm),)
+
+
+def encode_combine(stage: Combine, packed: tuple[int, ...], layout: Layout) -> list[Record]:
+    places = (*layout.at(stage.x), *layout.at(stage.weights), *layout.at(stage.out))
+    return [Record(Operation.COMBINE, (*places, packed[0], stage.top_k, stage.width, float(stage.eps)))]
+
+
+@inner
+def combine(record: int, step: int, threads: int, thread: int) -> None:
+    """Rows are shared out; slots are summed in order."""
+    out_of_line()
+    x, x_stride, weights, weights_stride, out, out_stride, norm, top_k, width = _combine_arguments(record)
+    eps = get_f32(record + _EPS)
+    rounds = get_i64(step + ROUNDS)
+    first, last = share(get_i64(step + ROWS), threads, thread)
+    size = width * 4
+    for row in range(first, last):
+        target = out + row * out_stride
+        squares = zero_f32()
+        for i in range(0, size, 32):
+            total = zero_f32()
+            for slot in range(top_k):
+                weight = broadcast_f32(weights + row * weights_stride + slot * 4)
+                total = multiply_add(weight, load_f32(x + row * x_stride + slot * size + i), total)
+            total = round_if(total, rounds)
+            squares = multiply_add(total, total, squares)
+            store_f32(target + i, total)
+        if norm != 0:
+            scale = splat_f32(np.float32(1.0) / np.float32(math.sqrt(sum_f32(squares) / np.float32(width) + eps)))
+            for i in range(0, size, 32):
+                value = multiply_f32(multiply_f32(load_f32(target + i), scale), load_f32(norm + i))
+                store_f32(target + i, round_if(value, rounds))
+
+
+def encode_argmax(stage: Argmax, layout: Layout) -> list[Record]:
+    return [Record(Operation.ARGMAX, (*layout.at(stage.logits), *layout.at(stage.out), stage.vocab))]
+
+
+@inner
+def argmax(record: int, step: int, threads: int, thread: int) -> None:
+    """Rows are shared out. A row with a NaN gives -1: the arg max of NaN must never look like token 0."""
+    out_of_line()
+    logits, stride, out, out_stride, vocab = _argmax_arguments(record)
+    first, last = share(get_i64(step + ROWS), threads, thread)
+    for row in range(first, last):
+        best, top = 0, np.float32(-np.inf)
+        broken = False
+        for i in range(vocab):
+            value = get_f32(logits + row * stride + i * 4)
+            if value > top:
+                best, top = i, value
+            broken = broken or value != value
+        put_i32(out + row * out_stride, np.int32(-1 if broken else best))

@@ -1,0 +1,16 @@
+"""What the kernels of a step share: the block of step facts, and the scratch every thread has for itself."""
+
+# Byte offsets of int64 words in the step block, filled before each step.
+ROWS, REQUESTS, QUERIES = 0, 8, 16
+TOKENS, LENGTHS, PAGES, PAGE_COLUMNS, SLOT_MAPPING = 24, 32, 40, 48, 56
+STATE_SLOTS, STATE_COLUMNS, ACCEPTED = 64, 72, 80
+ROUNDS = 88  # 1: buffers of dtype bf16 are rounded; 0: activations stay float32
+PAGE_TOKENS = 96
+FIRST, LAST = 104, 112  # records to run
+STEP_WORDS = 16
+
+RECORD_WORDS = 24
+RECORD_BYTES = 8 * RECORD_WORDS
+MAX_ROWS = 64
+X_ROWS, Y_ROWS = 0, 8 * MAX_ROWS  # pointer tables at the start of a thread's scratch
+TABLES = 16 * MAX_ROWS

@@ -1,0 +1,111 @@
+"""Turns a program into the table of records that the interpreter walks."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from stepkernel.cpu.arena import address
+from stepkernel.cpu.layout import Layout
+from stepkernel.cpu.records import Record
+from stepkernel.cpu.stages import attend, embed, experts, heads, kda, linear, mix, router
+from stepkernel.cpu.weights import CpuWeights, float_buffers
+from stepkernel.program.inputs import Caches
+from stepkernel.program.program import Program
+from stepkernel.program.stages import (
+    Absorb,
+    Activate,
+    Argmax,
+    Attend,
+    Combine,
+    Embed,
+    ExpertsDown,
+    ExpertsUp,
+    KdaCore,
+    LatentInsert,
+    Linear,
+    MixNorm,
+    Select,
+    Stage,
+    ValueGate,
+)
+
+
+def records(program: Program, weights: CpuWeights, layout: Layout, caches: Caches) -> list[list[Record]]:
+    """The records of every stage."""
+    exact = float_buffers(program)
+    return [_encode(stage, program, weights, layout, caches, exact) for stage in program.stages]
+
+
+def _encode(
+    stage: Stage, program: Program, weights: CpuWeights, layout: Layout, caches: Caches, exact: frozenset[str]
+) -> list[Record]:
+    packed = weights.stages[stage.name]
+    config, rows, bits = program.config, program.rows, weights.activation_bits
+    match stage:
+        case Embed():
+            return embed.encode(stage, packed, layout)
+        case MixNorm():
+            return mix.encode(stage, packed, layout)
+        case Linear():
+            return linear.encode(stage, packed, layout, exact)
+        case Activate():
+            return router.encode_activate(stage, layout, config)
+        case KdaCore():
+            conv, states = caches.conv[stage.index], caches.recurrent[stage.index]
+            _contiguous(conv, f"convolution state {stage.index}", 1)
+            _contiguous(states, f"recurrent state {stage.index}", 1)
+            if states.dtype != np.float32:
+                raise ValueError(f"recurrent state {stage.index}: dtype {states.dtype}, supported is float32")
+            places = (address(conv), conv.strides[0], conv.shape[1])
+            return kda.encode(
+                stage,
+                packed,
+                layout,
+                places,
+                (address(states), states.strides[0]),
+                _wide(conv),
+                program.queries,
+            )
+        case LatentInsert():
+            cache, row_bytes = _latent(caches, stage.index)
+            return attend.encode_insert(stage, packed, layout, cache, row_bytes, _wide(caches.latent[stage.index]))
+        case Absorb() | ValueGate():
+            return heads.encode(stage, packed, layout)
+        case Attend():
+            cache, row_bytes = _latent(caches, stage.index)
+            return attend.encode_attend(stage, layout, cache, row_bytes, _wide(caches.latent[stage.index]))
+        case Select():
+            return router.encode_select(stage, packed, layout)
+        case ExpertsUp() | ExpertsDown():
+            return experts.encode(stage, packed, layout, config, rows, bits)
+        case Combine():
+            return router.encode_combine(stage, packed, layout)
+        case Argmax():
+            return router.encode_argmax(stage, layout)
+
+
+def _latent(caches: Caches, index: int) -> tuple[int, int]:
+    """Address and bytes of a cache row; rows of all pages must be evenly spaced."""
+    cache = caches.latent[index]
+    _contiguous(cache, f"latent cache {index}", 0)
+    return address(cache), cache.strides[1]
+
+
+def _wide(array: NDArray[Any]) -> bool:
+    """Whether the state is float32; the other supported type is BF16. Any other would be misread: it is refused."""
+    if array.dtype == np.float32:
+        return True
+    if array.dtype == np.dtype(ml_dtypes.bfloat16):
+        return False
+    raise ValueError(f"cache of dtype {array.dtype}: supported are bfloat16 and float32")
+
+
+def _contiguous(array: NDArray[Any], what: str, first: int) -> None:
+    """Axes from `first` on must lie densely in memory (axis 0 of a slot array may be padded)."""
+    expected = array.itemsize
+    for axis in range(array.ndim - 1, first - 1, -1):
+        if array.strides[axis] != expected:
+            raise ValueError(f"{what}: strides {array.strides} for shape {array.shape}, expected a dense layout")
+        expected *= array.shape[axis]

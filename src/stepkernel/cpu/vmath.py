@@ -1,0 +1,173 @@
+"""Vector functions of the stages: BF16 rounding, exp and what is made of it. A NaN argument gives NaN."""
+
+from typing import Any
+
+import numpy as np
+
+from stepkernel.cpu.jit import inner
+from stepkernel.cpu.simd import (
+    add_f32,
+    add_i32,
+    and_i32,
+    constant,
+    divide_f32,
+    f32_as_i32,
+    f32_to_i32,
+    f32x8,
+    i16_to_i32,
+    i32_as_f32,
+    i32_to_f32,
+    i32_to_i16,
+    i32x8,
+    is_nan,
+    load_f32,
+    load_i16,
+    max_f32,
+    min_f32,
+    multiply_add,
+    multiply_f32,
+    round_f32,
+    select_greater,
+    select_i32,
+    shift_left_16,
+    shift_left_23,
+    shift_right_16,
+    shift_right_arithmetic_23,
+    splat_f32,
+    store_f32,
+    store_i16,
+    subtract_f32,
+    subtract_i32,
+    zero_f32,
+)
+
+_one, _bias, _quiet = constant(f32x8, 1.0), constant(i32x8, 127), constant(i32x8, 0x7FC00000)
+_half, _lowest, _top = constant(i32x8, 0x7FFF), constant(i32x8, 1), constant(i32x8, -65536)
+_most, _least = constant(f32x8, 88.0), constant(f32x8, -87.3)
+_log2e = constant(f32x8, 1.4426950408889634)
+# ln 2 in two parts, so that x - n ln 2 keeps all bits; polynomial of Cephes expf, relative error 1.1e-7.
+_ln2_high, _ln2_low = constant(f32x8, -0.693359375), constant(f32x8, 2.12194440e-4)
+_p0, _p1, _p2 = (constant(f32x8, c) for c in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3))
+_p3, _p4, _p5 = (constant(f32x8, c) for c in (4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1))
+_two = constant(f32x8, 2.0)
+_root_half, _mantissa, _twenty = constant(i32x8, 0x3F3504F3), constant(i32x8, 0x7FFFFF), constant(f32x8, 20.0)
+_l0, _l1, _l2 = (constant(f32x8, c) for c in (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1))
+_l3, _l4, _l5 = (constant(f32x8, c) for c in (-1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1))
+_l6, _l7, _l8 = (constant(f32x8, c) for c in (2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1))
+_log_high, _log_low, _minus_half = (constant(f32x8, c) for c in (0.693359375, -2.12194440e-4, -0.5))
+
+
+@inner
+def round_bf16(x: Any) -> Any:
+    """Nearest BF16, ties to even; NaN becomes the quiet NaN."""
+    bits = f32_as_i32(x)
+    odd = and_i32(shift_right_16(bits), _lowest())
+    rounded = and_i32(add_i32(add_i32(bits, _half()), odd), _top())
+    return i32_as_f32(select_i32(is_nan(x), _quiet(), rounded))
+
+
+@inner
+def round_if(x: Any, rounds: int) -> Any:
+    return round_bf16(x) if rounds != 0 else x
+
+
+@inner
+def load_bf16(address: int) -> Any:
+    """8 BF16 values as float32."""
+    return i32_as_f32(shift_left_16(i16_to_i32(load_i16(address))))
+
+
+@inner
+def store_bf16(address: int, x: Any) -> None:
+    store_i16(address, i32_to_i16(shift_right_16(f32_as_i32(round_bf16(x)))))
+
+
+@inner
+def load_as(address: int, index: int, wide: int) -> Any:
+    """8 values from element `index` on, stored as float32 (`wide`) or BF16."""
+    return load_f32(address + index * 4) if wide != 0 else load_bf16(address + index * 2)
+
+
+@inner
+def store_as(address: int, index: int, x: Any, wide: int) -> None:
+    if wide != 0:
+        store_f32(address + index * 4, x)
+    else:
+        store_bf16(address + index * 2, x)
+
+
+@inner
+def exp(x: Any) -> Any:
+    x = min_f32(max_f32(x, _least()), _most())
+    n = round_f32(multiply_f32(x, _log2e()))
+    r = multiply_add(n, _ln2_low(), multiply_add(n, _ln2_high(), x))
+    p = multiply_add(_p0(), r, _p1())
+    p = multiply_add(p, r, _p2())
+    p = multiply_add(p, r, _p3())
+    p = multiply_add(p, r, _p4())
+    p = multiply_add(p, r, _p5())
+    p = add_f32(multiply_add(multiply_f32(p, r), r, r), _one())
+    return multiply_f32(p, i32_as_f32(shift_left_23(add_i32(f32_to_i32(n), _bias()))))
+
+
+@inner
+def negative(x: Any) -> Any:
+    return subtract_f32(zero_f32(), x)
+
+
+@inner
+def sigmoid(x: Any) -> Any:
+    return divide_f32(_one(), add_f32(_one(), exp(negative(x))))
+
+
+@inner
+def silu(x: Any) -> Any:
+    return divide_f32(x, add_f32(_one(), exp(negative(x))))
+
+
+@inner
+def tanh(x: Any) -> Any:
+    """1 - 2 / (e^2x + 1): absolute error 2e-7, saturates without overflow."""
+    return subtract_f32(_one(), divide_f32(_two(), add_f32(exp(add_f32(x, x)), _one())))
+
+
+@inner
+def activation(gate: Any, up: Any, beta: Any, linear_beta: Any) -> Any:
+    """SiTU for beta > 0 (linear_beta 0: no bound on `up`), else SiLU (spec 2.7)."""
+    if beta == np.float32(0.0):
+        return multiply_f32(silu(gate), up)
+    b = splat_f32(beta)
+    left = multiply_f32(multiply_f32(b, tanh(divide_f32(gate, b))), sigmoid(gate))
+    if linear_beta == np.float32(0.0):
+        return multiply_f32(left, up)
+    c = splat_f32(linear_beta)
+    return multiply_f32(left, multiply_f32(c, tanh(divide_f32(up, c))))
+
+
+@inner
+def log(x: Any) -> Any:
+    """Natural logarithm of positive finite x (Cephes logf, error 1e-7)."""
+    bits = f32_as_i32(x)
+    # x = m * 2^e with m in [sqrt(1/2), sqrt(2))
+    shifted = subtract_i32(bits, _root_half())
+    e = i32_to_f32(shift_right_arithmetic_23(shifted))
+    m = i32_as_f32(add_i32(and_i32(shifted, _mantissa()), _root_half()))
+    r = subtract_f32(m, _one())
+    z = multiply_f32(r, r)
+    p = multiply_add(_l0(), r, _l1())
+    p = multiply_add(p, r, _l2())
+    p = multiply_add(p, r, _l3())
+    p = multiply_add(p, r, _l4())
+    p = multiply_add(p, r, _l5())
+    p = multiply_add(p, r, _l6())
+    p = multiply_add(p, r, _l7())
+    p = multiply_add(p, r, _l8())
+    tail = multiply_add(e, _log_low(), multiply_f32(multiply_f32(r, z), p))
+    tail = multiply_add(z, _minus_half(), tail)
+    return add_f32(multiply_add(e, _log_high(), r), tail)
+
+
+@inner
+def softplus(x: Any) -> Any:
+    """log(1 + e^x), and x itself above 20 (spec 2.5.4)."""
+    return select_greater(x, _twenty(), x, log(add_f32(_one(), exp(x))))

@@ -1,0 +1,1 @@
+"""A decode step as data: stages, buffers, builder, cost and routing."""

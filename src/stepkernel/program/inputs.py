@@ -1,0 +1,123 @@
+"""What an engine hands to a step, with vLLM's meaning and layout (spec 4), and what a step hands back."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepkernel.program.program import Program
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """One step of `requests` requests x `queries` tokens each; row = request * queries + query.
+
+    token_ids     int32 [rows]
+    lengths       int32 [requests]        tokens of the request once this step is done; 0 = padding
+    page_table    int32 [requests, pages] page of each `page_tokens` tokens
+    slot_mapping  int64 [rows]            flat cache row to write; negative = do not write
+    state_slots   int32 [requests, 1 or queries]  KDA slot (<= 0: no state, output zero). One column: the state is read
+                  from and written to that slot. `queries` columns: the state after query i goes to slot i, and the step
+                  starts from slot `accepted - 1` (spec 5.5).
+    accepted      int32 [requests]        1 .. columns of state_slots; 1 for a new or plain request
+    """
+
+    queries: int
+    token_ids: NDArray[np.int32]
+    lengths: NDArray[np.int32]
+    page_table: NDArray[np.int32]
+    slot_mapping: NDArray[np.int64]
+    state_slots: NDArray[np.int32]
+    accepted: NDArray[np.int32]
+
+    @property
+    def requests(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def rows(self) -> int:
+        return len(self.token_ids)
+
+    def check(self, program: Program, caches: "Caches", any_shape: bool = False) -> None:
+        """Refuses inputs that would read or write outside the caches. Raises ValueError naming the field.
+
+        `any_shape` allows every split of up to `program.rows` rows into requests and queries, such as a shorter last
+        chunk of a prompt; otherwise queries must be the program's.
+        """
+        if self.rows != self.requests * self.queries:
+            expected = f"{self.requests} requests x {self.queries} queries"
+            raise ValueError(f"token_ids: {self.rows} rows, expected {expected}")
+        fits = self.queries == program.queries and self.requests <= program.requests
+        if not (fits or (any_shape and self.rows <= program.rows)):
+            raise ValueError(
+                f"step of {self.requests} requests x {self.queries} queries, program is prepared for up to "
+                f"{program.requests} x {program.queries}"
+            )
+        vocab = program.config.vocab_size
+        if self.rows and (self.token_ids.min() < 0 or self.token_ids.max() >= vocab):
+            raise ValueError(
+                f"token_ids: values {self.token_ids.min()}..{self.token_ids.max()}, vocabulary has {vocab}"
+            )
+        if self.page_table.shape[0] != self.requests or len(self.slot_mapping) != self.rows:
+            raise ValueError(
+                f"page_table {self.page_table.shape} / slot_mapping {self.slot_mapping.shape}: expected "
+                f"{self.requests} requests and {self.rows} rows"
+            )
+        columns = self.state_slots.shape[1] if self.state_slots.ndim == 2 else -1
+        if self.state_slots.shape[0] != self.requests or columns not in (1, self.queries):
+            raise ValueError(f"state_slots {self.state_slots.shape}: expected [{self.requests}, 1 or {self.queries}]")
+        if len(self.accepted) != self.requests or (
+            self.requests and (self.accepted.min() < 1 or self.accepted.max() > columns)
+        ):
+            raise ValueError(f"accepted {self.accepted.tolist()}: expected {self.requests} values in 1..{columns}")
+        if self.state_slots.size and self.state_slots.max() >= caches.slots:
+            raise ValueError(f"state_slots: slot {self.state_slots.max()}, there are {caches.slots}")
+        if self.slot_mapping.size and self.slot_mapping.max() >= caches.pages * caches.page_tokens:
+            raise ValueError(
+                f"slot_mapping: row {self.slot_mapping.max()}, cache has {caches.pages * caches.page_tokens}"
+            )
+        for request, length in enumerate(self.lengths.tolist()):
+            used = -(-length // caches.page_tokens) if caches.page_tokens else 0
+            if length < 0 or used > self.page_table.shape[1]:
+                raise ValueError(f"lengths[{request}] = {length}: page_table holds {self.page_table.shape[1]} pages")
+            pages = self.page_table[request, :used]
+            if used and (pages.min() < 0 or pages.max() >= caches.pages):
+                raise ValueError(f"page_table[{request}]: pages {pages.min()}..{pages.max()}, cache has {caches.pages}")
+
+
+@dataclass(frozen=True)
+class Caches:
+    """The engine's state, one array per layer of its kind; executors use it where it lies.
+
+    latent     bfloat16 [pages, page_tokens, kv_lora_rank + rope]      per MLA layer (spec 4.2)
+    conv       bfloat16 [slots, conv_width - 1 + k, 3 * kda width]      per KDA layer, oldest row first (spec 4.1)
+    recurrent  float32  [slots, heads, d_v, d_k]                         per KDA layer
+    """
+
+    latent: Sequence[NDArray[np.generic]]
+    conv: Sequence[NDArray[np.generic]]
+    recurrent: Sequence[NDArray[np.float32]]
+
+    @property
+    def pages(self) -> int:
+        return self.latent[0].shape[0] if self.latent else 0
+
+    @property
+    def page_tokens(self) -> int:
+        return self.latent[0].shape[1] if self.latent else 0
+
+    @property
+    def slots(self) -> int:
+        return self.recurrent[0].shape[0] if self.recurrent else 0
+
+
+@dataclass(frozen=True)
+class StepOutputs:
+    """Views into the executor's buffers, valid until its next step.
+
+    logits float32 [rows, vocab]; tokens int32 [rows]: argmax, the lower id among equals, -1 where the row holds a NaN.
+    """
+
+    logits: NDArray[np.float32]
+    tokens: NDArray[np.int32]
