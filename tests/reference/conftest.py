@@ -55,9 +55,7 @@ class Engine:
             state[found.slots[0]] = 0
         return found
 
-    def inputs(
-        self, sequences: Sequence[Request], tokens: Sequence[Sequence[int]], columns: int = 1
-    ) -> StepInputs:
+    def inputs(self, sequences: Sequence[Request], tokens: Sequence[Sequence[int]], columns: int = 1) -> StepInputs:
         """A step that appends tokens[i] to sequences[i]; lengths of the sequences are not changed."""
         queries = len(tokens[0])
         table = np.full((len(sequences), MAX_PAGES), -7, np.int32)
@@ -82,9 +80,7 @@ class Engine:
             accepted=np.array([s.accepted for s in sequences], np.int32),
         )
 
-    def prefill(
-        self, sequence: Request, tokens: Sequence[int], chunk: int = 1 << 30, **options: Any
-    ) -> np.ndarray:
+    def prefill(self, sequence: Request, tokens: Sequence[int], chunk: int = 1 << 30, **options: Any) -> np.ndarray:
         """Logits [vocab] of the last token."""
         for start in range(0, len(tokens), chunk):
             part = list(tokens[start : start + chunk])
@@ -130,12 +126,6 @@ class Engine:
         found = [latent[pages, position % PAGE_TOKENS] for latent in self.caches.latent]
         return np.stack(found).astype(np.float32)
 
-    def greedy(self, sequence: Request, logits: np.ndarray, count: int) -> list[int]:
-        found = [int(logits.argmax())]
-        while len(found) < count:
-            found.append(int(self.decode([sequence], found[-1:])[0].argmax()))
-        return found
-
 
 @dataclass(frozen=True)
 class Model:
@@ -145,19 +135,17 @@ class Model:
     checkpoint: Checkpoint
     shared: dict[str, Any]
 
-    def engine(self, rounding: Rounding = "float32", rows: int = 96, requests: int = 12) -> Engine:
+    def engine(self, rounding: Rounding = "float32", rows: int = 96, requests: int = 8, columns: int = 1) -> Engine:
         config = self.checkpoint.config
         program = build_program(config, requests=1, queries=rows, max_rows=rows)
         dtype: Any = np.float32 if rounding == "float32" else ml_dtypes.bfloat16
         linear = config.linear_attention
-        slots, pages = requests * (1 + DRAFTS) + 3, requests * MAX_PAGES + 5
+        slots, pages = requests * columns + 3, requests * MAX_PAGES + 5
         width, dim, row = 3 * config.kda_width, linear.head_dim, config.latent_row
         caches = Caches(
             latent=[np.full((pages, PAGE_TOKENS, row), np.nan, dtype) for _ in config.mla_layers],
             conv=[np.full((slots, 3 + DRAFTS, width), np.nan, dtype) for _ in config.kda_layers],
-            recurrent=[
-                np.full((slots, linear.num_heads, dim, dim), np.nan, np.float32) for _ in config.kda_layers
-            ],
+            recurrent=[np.full((slots, linear.num_heads, dim, dim), np.nan, np.float32) for _ in config.kda_layers],
         )
         executor = ReferenceExecutor(program, self.shared["weights"], caches, rounding)
         # Every engine of a test run uses the same float32 copies.

@@ -26,9 +26,7 @@ def draw(tokens: int, seed: int, low: float, high: float) -> Inputs:
     return tuple(x.astype(np.float32) for x in (state, q, k, v, log_decay, beta))
 
 
-def plain(
-    state: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndarray, b: np.ndarray
-) -> Inputs:
+def plain(state: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndarray, b: np.ndarray) -> Inputs:
     """Steps a to e of the spec, one head and token at a time, in float64."""
     s, q, k, v, g, b = (x.astype(np.float64) for x in (state, q, k, v, g, b))
     out = np.zeros((len(q), HEADS, VALUES))

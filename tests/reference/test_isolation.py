@@ -12,7 +12,7 @@ Place = Literal["recurrent", "conv", "latent"]
 
 def run(model: Any, rounding: str, queries: int, place: Place | None) -> tuple[Any, ...]:
     """Two steps of six requests; `place` of request SICK gets a NaN before the first of them."""
-    engine = model.engine(rounding)
+    engine = model.engine(rounding, columns=queries)
     requests = [engine.admit(queries) for _ in range(REQUESTS)]
     for i, request in enumerate(requests):
         engine.prefill(request, PROMPT[i : i + 2 + 7 * i])

@@ -23,13 +23,13 @@ def plain_rows(model: Any, count: int) -> tuple[Any, Any, list[np.ndarray]]:
 
 @pytest.mark.parametrize("queries", range(2, 9))
 def test_every_accepted_count_equals_plain_decode(model: Any, queries: int) -> None:
-    _, _, wanted = plain_rows(model, 3 * queries)
-    engine = model.engine(requests=9)
+    plain, twin, wanted = plain_rows(model, queries + 2)
+    engine = model.engine(columns=queries)
     for accepted in range(1, queries + 1):
         request = engine.admit(queries)
         engine.prefill(request, TEXT[:START])
         at = 0
-        # Step two starts from slot accepted - 1, step three from whatever step two kept.
+        # Step two starts from slot accepted - 1, step three from whatever step two kept; in all queries + 2 tokens.
         for kept in (accepted, queries + 1 - accepted, 1):
             right = TEXT[START + at : START + at + kept]
             row = right + WRONG[at : at + queries - kept]
@@ -37,9 +37,6 @@ def test_every_accepted_count_equals_plain_decode(model: Any, queries: int) -> N
             np.testing.assert_allclose(logits[:kept], wanted[at : at + kept], rtol=0, atol=FLOAT32)
             engine.accept(request, kept)
             at += kept
-        plain = model.engine()
-        twin = plain.admit()
-        plain.prefill(twin, TEXT[: START + at], chunk=1)
         np.testing.assert_allclose(engine.states(request), plain.states(twin), rtol=0, atol=FLOAT32)
         np.testing.assert_allclose(engine.windows(request), plain.windows(twin), rtol=0, atol=FLOAT32)
         np.testing.assert_allclose(engine.rows(request), plain.rows(twin), rtol=0, atol=FLOAT32)
@@ -49,7 +46,7 @@ def test_rejected_tokens_leave_no_trace(model: Any) -> None:
     """The same accepted text after two different sets of rejected tokens, bit by bit."""
     found = []
     for wrong in (WRONG[:6], WRONG[6:12]):
-        engine = model.engine()
+        engine = model.engine(requests=1, columns=8)
         request = engine.admit(8)
         engine.prefill(request, TEXT[:START])
         engine.verify([request], [TEXT[START : START + 2] + wrong])
@@ -65,7 +62,7 @@ def test_all_drafts_rejected_for_many_steps(model: Any) -> None:
     """Fault 11."""
     count = 30
     _, _, wanted = plain_rows(model, count)
-    engine = model.engine()
+    engine = model.engine(requests=1, columns=4)
     request = engine.admit(4)
     engine.prefill(request, TEXT[:START])
     for step in range(count):
@@ -75,7 +72,7 @@ def test_all_drafts_rejected_for_many_steps(model: Any) -> None:
 
 
 def test_batch_of_mixed_accepted_counts_and_padding(model: Any, padding: Any) -> None:
-    engine = model.engine()
+    engine = model.engine(columns=5)
     requests = [engine.admit(5) for _ in range(5)]
     for i, request in enumerate(requests):
         engine.prefill(request, TEXT[i : i + 3 + 4 * i])
@@ -83,9 +80,7 @@ def test_batch_of_mixed_accepted_counts_and_padding(model: Any, padding: Any) ->
     engine.verify([*requests, padding], [*(f[:5] for f in followers), [0] * 5])
     for i, request in enumerate(requests):
         engine.accept(request, i + 1)
-    logits = engine.verify(
-        [padding, *requests], [[0] * 5, *(f[i + 1 : i + 6] for i, f in enumerate(followers))]
-    )
+    logits = engine.verify([padding, *requests], [[0] * 5, *(f[i + 1 : i + 6] for i, f in enumerate(followers))])
     assert np.isfinite(logits).all()
     for i in range(5):
         plain = model.engine()
@@ -99,7 +94,7 @@ def test_batch_of_mixed_accepted_counts_and_padding(model: Any, padding: Any) ->
 
 def test_first_tokens_of_a_sequence_may_be_verified(model: Any) -> None:
     """No history at all: the window starts with zeros and the first query sees one row."""
-    engine = model.engine()
+    engine = model.engine(requests=1, columns=4)
     request = engine.admit(4)
     logits = engine.verify([request], [TEXT[:4]])[0]
     plain = model.engine()
@@ -112,7 +107,7 @@ def test_first_tokens_of_a_sequence_may_be_verified(model: Any) -> None:
 def test_golden_rounds(k3: Any, golden: Callable[[str], dict[str, np.ndarray]], name: str) -> None:
     """The recorded draft rounds: logits and states of the first, accepted counts and text of all."""
     wanted = golden(name)
-    engine = k3.engine()
+    engine = k3.engine(requests=1, columns=8)
     request = engine.admit(8)
     logits = engine.prefill(request, wanted["prompt_ids"].tolist())
     text = [int(logits.argmax())]
