@@ -187,12 +187,12 @@ def test_bf16_steps_teacher_forced(model: Any, golden: Callable[[str], Golden]) 
 
 
 def test_bf16_greedy_text_of_the_trained_model(k3: Any, golden: Callable[[str], Golden]) -> None:
-    cases = prompts(k3, golden)
-    engine = k3.engine("bf16")
-    requests = [engine.admit() for _ in cases]
-    logits = [engine.prefill(r, c["prompt_ids"].tolist()) for r, c in zip(requests, cases, strict=True)]
-    texts = [[int(row.argmax())] for row in logits]
-    while len(texts[0]) < 32:
-        for text, row in zip(texts, engine.decode(requests, [text[-1] for text in texts]), strict=True):
-            text.append(int(row.argmax()))
-    assert texts == [case["greedy_tokens"].tolist() for case in cases]
+    """Each prompt alone. In a batch, sums in another order may flip the near ties that greedy text hangs on (margin
+    0.05 at token 6 of the prompt of 70 tokens, with a router near tie one step before)."""
+    for wanted in prompts(k3, golden):
+        engine = k3.engine("bf16", requests=1)
+        request = engine.admit()
+        text = [int(engine.prefill(request, wanted["prompt_ids"].tolist()).argmax())]
+        while len(text) < 32:
+            text.append(int(engine.decode([request], text[-1:])[0].argmax()))
+        assert text == wanted["greedy_tokens"].tolist()
