@@ -42,9 +42,7 @@ def test_kimi_k3_totals(size: int, requests: int, total_gb: float, gb300_ms: flo
     assert floor_ms(total.bytes, 4800) == pytest.approx(h200_ms, rel=0.02)
 
 
-@pytest.mark.parametrize(
-    ("size", "kda_mb", "mla_mb", "moe_mb"), [(8, 112.64, 84.55, 47.49), (16, 57.35, 57.41, 23.87)]
-)
+@pytest.mark.parametrize(("size", "kda_mb", "mla_mb", "moe_mb"), [(8, 112.64, 84.55, 47.49), (16, 57.35, 57.41, 23.87)])
 def test_kimi_k3_layers(size: int, kda_mb: float, mla_mb: float, moe_mb: float) -> None:
     step, load = program("kimi-k3", size), Load(1)
     fixed = Cost()
@@ -59,9 +57,7 @@ def test_kimi_k3_layers(size: int, kda_mb: float, mla_mb: float, moe_mb: float) 
 
 @pytest.mark.parametrize(("size", "expert_mb"), [(8, 2.1934), (16, 1.0967)])
 def test_one_expert(size: int, expert_mb: float) -> None:
-    experts = [
-        s for s in program("kimi-k3", size).stages if isinstance(s, ExpertsUp | ExpertsDown) and s.layer == 1
-    ]
+    experts = [s for s in program("kimi-k3", size).stages if isinstance(s, ExpertsUp | ExpertsDown) and s.layer == 1]
     one = sum((cost(s, Load(1), {1: 1.0}) for s in experts), Cost())
     assert one.weight_bytes / 1e6 == pytest.approx(expert_mb, rel=1e-4)
 
@@ -119,9 +115,7 @@ def test_kimi_linear() -> None:
     [
         *(
             (896, 16, n, e)
-            for n, e in zip(
-                (1, 2, 4, 8, 16, 32, 64), (16.0, 31.7, 62.3, 120.3, 224.4, 392.6, 613.2), strict=True
-            )
+            for n, e in zip((1, 2, 4, 8, 16, 32, 64), (16.0, 31.7, 62.3, 120.3, 224.4, 392.6, 613.2), strict=True)
         ),
         *((256, 8, n, e) for n, e in zip((1, 2, 4, 8), (8, 15.75, 30.5, 57.4), strict=True)),
     ],

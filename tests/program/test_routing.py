@@ -51,9 +51,7 @@ def test_each_reason() -> None:
         Reason.ROWS: replace(DECODE, requests=9, rows=9),
     }
     assert set(cases) == set(Reason)
-    assert {reason: route(step).reason for reason, step in cases.items()} == {
-        reason: reason for reason in cases
-    }
+    assert {reason: route(step).reason for reason, step in cases.items()} == {reason: reason for reason in cases}
 
 
 def test_every_supported_decode_shape_is_specialised() -> None:

@@ -66,14 +66,10 @@ def model_directory(model: str) -> Path:
             f"run from a clone, or run `stepkernel synthesize {model} DIR` and pass DIR"
         )
     if model in PRESETS:
-        raise ValueError(
-            f"{model} is a preset without weights; run `stepkernel synthesize {model} DIR` and pass DIR"
-        )
+        raise ValueError(f"{model} is a preset without weights; run `stepkernel synthesize {model} DIR` and pass DIR")
     if path.exists():
         raise ValueError(f"{model}: is a file; pass the directory that holds config.json and the weights")
-    raise ValueError(
-        f"{model}: no such directory; pass a model directory or one of {', '.join(IN_REPOSITORY)}"
-    )
+    raise ValueError(f"{model}: no such directory; pass a model directory or one of {', '.join(IN_REPOSITORY)}")
 
 
 def integers(text: str, option: str, low: int = 0) -> list[int]:

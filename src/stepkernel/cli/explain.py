@@ -54,8 +54,6 @@ def as_dict(plan: Any) -> dict[str, Any]:
             }
             for line in plan.lines
         ],
-        "groups": [
-            {"part": g.part, "stage": g.stage, "count": g.count, **figures(g.cost)} for g in plan.groups()
-        ],
+        "groups": [{"part": g.part, "stage": g.stage, "count": g.count, **figures(g.cost)} for g in plan.groups()],
         "total": {"stages": len(plan.lines), **figures(plan.total)},
     }

@@ -87,9 +87,7 @@ def plan_step(model: str, size: int, requests: int, queries: int, context: int, 
     floor_ms(0.0, bandwidth)
     config = resolve_config(model)
     if context + queries > config.max_positions:
-        raise ValueError(
-            f"context {context} + {queries} queries: the model has {config.max_positions} positions"
-        )
+        raise ValueError(f"context {context} + {queries} queries: the model has {config.max_positions} positions")
     program = build_program(config, Shard(0, size), requests, queries)
     lines = (
         Line(stage, cost(stage, load), wait, _exchanges(stage))

@@ -82,6 +82,5 @@ class RouteCounter:
         """Steps by kind and reason; both kinds are always there."""
         kinds: tuple[Kind, ...] = get_args(Kind)
         return {
-            kind: {taken.reason.value: n for taken, n in self._steps.items() if taken.kind == kind}
-            for kind in kinds
+            kind: {taken.reason.value: n for taken, n in self._steps.items() if taken.kind == kind} for kind in kinds
         }

@@ -32,9 +32,7 @@ def allocate_caches(
     `drafts` widens the windows for verification steps. Zeroed by the system on first touch.
     """
     if min(pages, slots, page_tokens) < 1 or drafts < 0:
-        raise ValueError(
-            f"caches of {pages} pages x {page_tokens} tokens and {slots} slots: each must be at least 1"
-        )
+        raise ValueError(f"caches of {pages} pages x {page_tokens} tokens and {slots} slots: each must be at least 1")
     linear = config.linear_attention
     sizes = shard_sizes(config, 1 if shard is None else shard.size)
     latent = (pages, page_tokens, config.latent_row)

@@ -17,9 +17,6 @@ from stepkernel.program.inputs import Caches, StepInputs
 from stepkernel.program.program import BLOCKS, CACHE, CONV, RECURRENT, Program, writes
 from stepkernel.runtime.caches import copy_caches
 
-# Rows of padding may be computed and thrown away, so their expert must exist.
-ANY_ID = 0
-
 
 @dataclass(frozen=True)
 class StageDiff:
@@ -58,7 +55,7 @@ def diff(program: Program, inputs: StepInputs, a: Executor, b: Executor) -> list
     copy_caches(a.caches, b.caches)
     for executor in (a, b):
         for buffer in executor.buffers.values():
-            buffer[...] = ANY_ID if buffer.dtype.kind == "i" else np.nan
+            buffer[...] = _poison(buffer)
     found = []
     for index, stage in enumerate(program.stages):
         areas = sorted(writes(stage))
@@ -99,6 +96,11 @@ def poison_caches(caches: Caches, inputs: StepInputs) -> None:
             array[unused] = np.nan
 
 
+def _poison(buffer: NDArray[Any]) -> NDArray[Any] | float:
+    # Rows of padding may be computed and thrown away, so their experts must exist and differ.
+    return np.arange(buffer.shape[-1]) if buffer.dtype.kind == "i" else np.nan
+
+
 def _live_rows(inputs: StepInputs) -> NDArray[np.bool_]:
     return np.repeat(inputs.lengths > 0, inputs.queries)
 
@@ -135,7 +137,7 @@ def _written(area: str, inputs: StepInputs, live: NDArray[np.bool_]) -> NDArray[
 def _poison_rows(buffer: NDArray[Any], live: NDArray[np.bool_]) -> None:
     dead = np.ones(len(buffer), bool)
     dead[: len(live)] = ~live
-    buffer[dead] = ANY_ID if buffer.dtype.kind == "i" else np.nan
+    buffer[dead] = _poison(buffer)
 
 
 def _compare(
@@ -155,9 +157,7 @@ def _compare(
     left, right = (x[written].reshape(len(written), -1) for x in (a, b))
     if a.dtype.kind == "i":
         wrong = (left != right).any(axis=1)
-        return StageDiff(
-            index, stage, area, float(np.abs(left - right).max(initial=0)), float(wrong.mean()), stray
-        )
+        return StageDiff(index, stage, area, float(np.abs(left - right).max(initial=0)), float(wrong.mean()), stray)
     rows = list(_row_differences(left.astype(np.float64), right.astype(np.float64)))
     largest = max((r[0] for r in rows), default=0.0)
     return StageDiff(index, stage, area, largest, max((r[1] for r in rows), default=0.0), stray)

@@ -17,7 +17,7 @@ from stepkernel.reference.executor import ReferenceExecutor
 from stepkernel.runtime.sampling import RequestError
 
 Precision = Literal["bf16", "float32"]
-Progress = Callable[..., None]
+Progress = Callable[[int, int], None]
 
 KEPT_TIMES = 10_000
 
@@ -118,9 +118,7 @@ class Engine:
 
     def decode_seconds(self, kind: Kind) -> list[float]:
         """Wall times of the decode steps that took a path, oldest first."""
-        return [
-            t.seconds for t in self.times if t.route.kind == kind and t.route.reason is not Reason.PREFILL
-        ]
+        return [t.seconds for t in self.times if t.route.kind == kind and t.route.reason is not Reason.PREFILL]
 
     def close(self) -> None:
         if self._specialised is not None:
@@ -141,7 +139,8 @@ def make_specialised(
 ) -> Any:
     """The CPU executor of up to `max_requests` rows; repacks the weights once."""
     # Imported late: it brings the compiler along, which the standard path does not need.
-    from stepkernel.cpu.executor import CpuExecutor, pack_weights
+    from stepkernel.cpu.executor import CpuExecutor
+    from stepkernel.cpu.weights import pack_weights
 
     program = build_program(config, requests=options.max_requests)
     packed = pack_weights(program, weights, activation_bits=options.activation_bits, progress=progress)

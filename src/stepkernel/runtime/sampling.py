@@ -40,9 +40,7 @@ class Sampling:
         if not 0 <= self.seed < _SEEDS:
             raise RequestError(f"seed {self.seed}: must be from 0 to 2^64 - 1")
         if self.is_greedy and (self.top_k or self.top_p < 1.0):
-            raise RequestError(
-                "top_k and top_p have no effect at temperature 0; set a temperature or drop them"
-            )
+            raise RequestError("top_k and top_p have no effect at temperature 0; set a temperature or drop them")
 
     @property
     def is_greedy(self) -> bool:

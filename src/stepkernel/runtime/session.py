@@ -126,8 +126,9 @@ class Session:
         needed = self._pages_of(sequence)
         if needed > self.pages.capacity:
             raise RequestError(
-                f"the request may need {sequence.reserve} tokens of cache ({needed} pages), there are "
-                f"{self.pages.capacity} of {self.caches.page_tokens} tokens; lower max_tokens or raise cache_pages"
+                f"the request may need {sequence.reserve} tokens of cache ({needed} pages), "
+                f"there are {self.pages.capacity} of {self.caches.page_tokens}; "
+                "lower max_tokens or raise cache_pages"
             )
         self._next_id += 1
         self.waiting.append(sequence)
