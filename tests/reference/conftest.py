@@ -38,7 +38,7 @@ PADDING = Request([], [0] * (1 + DRAFTS))
 
 @dataclass
 class Engine:
-    """Everything that no live request owns holds NaN, so any stray read shows (faults 2, 3, 6, 8)."""
+    """Everything that no live request owns holds NaN, so any stray read shows."""
 
     program: Program
     executor: ReferenceExecutor

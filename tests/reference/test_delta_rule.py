@@ -5,11 +5,8 @@ import pytest
 
 from stepkernel.reference.delta_rule import CHUNK, chunked, token_step
 
-HEADS, KEYS, VALUES = (
-    2,
-    24,
-    40,
-)  # different widths: a swap of key and value axes cannot go unnoticed (fault 4)
+# Different widths: a swap of key and value axes cannot go unnoticed.
+HEADS, KEYS, VALUES = 2, 24, 40
 
 Inputs = tuple[np.ndarray, ...]
 
@@ -47,7 +44,7 @@ RANGES = [(-1e-4, 0.0), (-0.5, -0.01), (-5.0, -4.9), (-400.0, -100.0), (-5.0, 0.
 @pytest.mark.parametrize(("low", "high"), RANGES)
 @pytest.mark.parametrize("tokens", [1, 2, 3, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK - 1, 2 * CHUNK, 70])
 def test_chunks_equal_recurrence(low: float, high: float, tokens: int) -> None:
-    """Fault 16. float32 sums of at most 70 terms of order 1: 1e-5 absolute."""
+    """float32 sums of at most 70 terms of order 1: 1e-5 absolute."""
     state, *rest = draw(tokens, tokens, low, high)
     wanted, end = plain(state, *rest)
     found = chunked(state, *rest)
@@ -87,7 +84,7 @@ def test_token_step_equals_recurrence(low: float, high: float) -> None:
 
 
 def test_last_gate_changes_no_earlier_output() -> None:
-    """Fault 17: a cumulative sum that is not causal shows here, bit by bit."""
+    """A cumulative sum that is not causal shows here, bit by bit."""
     state, q, k, v, g, b = draw(22, 6, -2.0, 0.0)
     first = chunked(state.copy(), q, k, v, g, b)
     g[-1] = -3.25

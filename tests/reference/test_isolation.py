@@ -1,4 +1,4 @@
-"""A NaN that belongs to one request stays there, and everybody else's numbers keep their bits (fault 1)."""
+"""A NaN that belongs to one request stays there, and everybody else's numbers keep their bits."""
 
 from typing import Any, Literal
 

@@ -1,5 +1,4 @@
-"""Prompts in any pieces, batches of any lengths, padding and poison: the same numbers (faults 2 to 5, 7 to
-9).
+"""Prompts in any pieces, batches of any lengths, padding and poison: the same numbers.
 
 Every engine of these tests holds NaN wherever no live request has written.
 """
@@ -139,7 +138,7 @@ def test_padding_is_never_read_or_written(model: Any, padding: Any) -> None:
 
 
 def test_slots_are_used_in_any_order(model: Any) -> None:
-    """Requests change places between steps (fault 8)."""
+    """Requests change places between steps."""
     engine = model.engine()
     requests = [engine.admit() for _ in range(4)]
     texts = [PROMPT[i : i + 6] for i in range(4)]

@@ -39,7 +39,7 @@ def selected(logits: np.ndarray, bias: np.ndarray, top_k: int = 4, **changes: An
 
 
 def test_select_breaks_ties_by_the_lower_id() -> None:
-    """Fault 22."""
+    """Equal scores, as of an untrained router, must not depend on the sort."""
     ids, weights = selected(np.zeros((2, 16), np.float32), np.zeros(16, np.float32))
     assert ids.tolist() == [[0, 1, 2, 3]] * 2
     np.testing.assert_allclose(weights, 0.25)
@@ -91,7 +91,7 @@ def test_mix_of_one_source_is_that_source() -> None:
 
 
 def test_every_mix_of_a_model_names_its_last_block(k3: Any) -> None:
-    """Fault 19: nine layers in blocks of four save blocks 0, 1, 2; the final mix sees all of them and the
+    """Nine layers in blocks of four save blocks 0, 1, 2; the final mix sees all of them and the
     prefix."""
     stages = [s for s in build_program(k3.checkpoint.config).stages if isinstance(s, MixNorm)]
     assert [s.save for s in stages if s.save is not None] == [0, 1, 2]
@@ -215,3 +215,10 @@ def test_inputs_that_do_not_fit_are_refused(model: Any) -> None:
     request.slots[0] = engine.caches.slots
     with pytest.raises(ValueError, match="state_slots"):
         engine.decode([request], [1])
+
+
+def test_a_window_too_short_for_the_drafts_is_refused(model: Any) -> None:
+    engine = model.engine(columns=10)
+    request = engine.admit(10)
+    with pytest.raises(ValueError, match="windows of 12 rows, found 10"):
+        engine.verify([request], [[1] * 10])

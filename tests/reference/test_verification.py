@@ -59,7 +59,7 @@ def test_rejected_tokens_leave_no_trace(model: Any) -> None:
 
 
 def test_all_drafts_rejected_for_many_steps(model: Any) -> None:
-    """Fault 11."""
+    """Rollback that keeps part of a rejected state drifts with every step."""
     count = 30
     _, _, wanted = plain_rows(model, count)
     engine = model.engine(requests=1, columns=4)

@@ -67,6 +67,12 @@ class StepInputs:
         columns = self.state_slots.shape[1] if self.state_slots.ndim == 2 else -1
         if self.state_slots.shape[0] != self.requests or columns not in (1, self.queries):
             raise ValueError(f"state_slots {self.state_slots.shape}: expected [{self.requests}, 1 or {self.queries}]")
+        window = program.config.linear_attention.conv_width - 2 + self.queries
+        if columns > 1 and caches.conv and caches.conv[0].shape[1] < window:
+            raise ValueError(
+                f"state_slots: one per query for {self.queries} queries needs convolution windows of {window} rows, "
+                f"found {caches.conv[0].shape[1]}"
+            )
         if len(self.accepted) != self.requests or (
             self.requests and (self.accepted.min() < 1 or self.accepted.max() > columns)
         ):

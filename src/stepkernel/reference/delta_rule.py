@@ -29,7 +29,7 @@ def chunked(state: Floats, q: Floats, k: Floats, v: Floats, log_decay: Floats, b
     e_t + beta_t sum_{s<t} (k_t . D(t, s) k_s) e_s = beta_t (v_t - S_0 D(t, 0) k_t), a unit triangular system.
     Every D is the exponential of a sum of terms <= 0 that is accumulated for its own pair, never a quotient
     of products and never a difference of cumulative sums: decays of e^-5 per token, or far below, neither
-    overflow nor cancel (fault 16).
+    overflow nor cancel.
     """
     tokens = len(q)
     q, k, v, log_decay = (_split(x) for x in (q, k, v, log_decay))

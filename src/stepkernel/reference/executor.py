@@ -80,9 +80,7 @@ class ReferenceExecutor:
     def buffers(self) -> Mapping[str, NDArray[Any]]:
         return self._buffers
 
-    def run(
-        self, inputs: StepInputs, logits: LogitRows = "all", observe: Observer | None = None
-    ) -> StepOutputs:
+    def run(self, inputs: StepInputs, logits: LogitRows = "all", observe: Observer | None = None) -> StepOutputs:
         """Runs one step.
 
         `logits` says for which rows the head is computed: all, the last query of each request (then the

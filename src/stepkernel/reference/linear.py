@@ -30,7 +30,7 @@ def activate_dense(stage: Activate, step: Step) -> None:
 
 
 def argmax(stage: Argmax, step: Step) -> None:
-    """Largest logit, the lower id among equals, -1 for a row with a NaN (fault 1).
+    """Largest logit, the lower id among equals, -1 for a row with a NaN.
 
     logits float32 [rows, vocab], out int32 [rows, 1].
     """

@@ -80,9 +80,7 @@ def attend(stage: Attend, step: Step) -> None:
     step.write(stage.out, out.reshape(inputs.rows, -1))
 
 
-def _attend_one(
-    stage: Attend, queries: Floats, cache: NDArray[Any], pages: NDArray[np.int32], length: int
-) -> Floats:
+def _attend_one(stage: Attend, queries: Floats, cache: NDArray[Any], pages: NDArray[np.int32], length: int) -> Floats:
     """One request: [queries, heads, lora]. Rows are read in blocks, the softmax runs along in float32."""
     count, heads = queries.shape[:2]
     size = 1 if count <= ONE_BY_ONE else QUERY_BLOCK
@@ -110,7 +108,7 @@ class _Tile:
     def add(self, rows: Floats, start: int) -> None:
         """Takes in cache rows [n, lora + rope] of tokens start, start + 1, ...
 
-        Rows after the tile's last query are cut off, not masked: 0 x NaN is NaN (fault 3).
+        Rows after the tile's last query are cut off, not masked: 0 x NaN is NaN.
         """
         rows = rows[: max(0, self.position + self.count - start)]
         if not len(rows):

@@ -46,8 +46,6 @@ def activate(gate: Floats, up: Floats, config: ModelConfig) -> Floats:
     if config.activation == "silu" or config.situ_beta is None:
         return silu(gate) * up
     beta, linear_beta = np.float32(config.situ_beta), config.situ_linear_beta
-    bent: Floats = (
-        up if linear_beta is None else np.float32(linear_beta) * np.tanh(up / np.float32(linear_beta))
-    )
+    bent: Floats = up if linear_beta is None else np.float32(linear_beta) * np.tanh(up / np.float32(linear_beta))
     bounded: Floats = beta * np.tanh(gate / beta)
     return bounded * sigmoid(gate) * bent
