@@ -2,7 +2,7 @@
 
 import typer
 
-from stepkernel.cli import explain
+from stepkernel.cli import bench, demo, diff, doctor, explain, generate, synthesize
 
 app = typer.Typer(
     help="One native call per decode step for the Kimi K3 family, every figure next to its memory floor.",
@@ -10,14 +10,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-
-
-@app.callback()
-def main() -> None:
-    """Keeps the command name necessary while there is one command."""
-
-
+app.command("demo")(demo.demo)
+app.command("generate")(generate.generate)
 app.command("explain")(explain.explain)
+app.command("synthesize")(synthesize.synthesize)
+app.add_typer(bench.bench, name="bench")
+app.command("diff")(diff.diff)
+app.command("doctor")(doctor.doctor)
 
 
 if __name__ == "__main__":

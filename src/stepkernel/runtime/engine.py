@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 from stepkernel.model.config import ModelConfig
@@ -85,15 +86,20 @@ class Engine:
         self.options = options
         self.routes = RouteCounter()
         self.times: deque[StepTime] = deque(maxlen=KEPT_TIMES)
-        rows = max(options.prefill_chunk, options.max_requests)
-        program = build_program(config, requests=rows, max_rows=rows)
-        self._standard = ReferenceExecutor(program, weights, caches, rounding=options.precision)
+        self._config, self._weights, self._caches = config, weights, caches
         self._specialised = specialised
+
+    @cached_property
+    def standard(self) -> ReferenceExecutor:
+        """Made when a step first needs it: it keeps float32 copies of what it uses."""
+        rows = max(self.options.prefill_chunk, self.options.max_requests)
+        program = build_program(self._config, requests=rows, max_rows=rows)
+        return ReferenceExecutor(program, self._weights, self._caches, rounding=self.options.precision)
 
     def prefill(self, inputs: StepInputs) -> None:
         """A chunk of one request's prompt; no logits are computed."""
         started = time.perf_counter()
-        self._standard.run(inputs, logits="none")
+        self.standard.run(inputs, logits="none")
         self._count(Route("standard", Reason.PREFILL), inputs, started)
 
     def decode(self, inputs: StepInputs) -> StepOutputs:
@@ -112,7 +118,7 @@ class Engine:
         if taken.kind == "specialized" and self._specialised is not None:
             outputs = self._specialised.run(inputs)
         else:
-            outputs = self._standard.run(inputs)
+            outputs = self.standard.run(inputs)
         self._count(taken, inputs, started)
         return outputs
 
@@ -138,10 +144,20 @@ def make_specialised(
     progress: Progress | None = None,
 ) -> Any:
     """The CPU executor of up to `max_requests` rows; repacks the weights once."""
+    return specialise(config, pack(config, weights, options, progress), caches, options)
+
+
+def pack(config: ModelConfig, weights: Weights, options: EngineOptions, progress: Progress | None = None) -> Any:
+    """Weights in the layout of the CPU kernels, for any number of executors."""
     # Imported late: it brings the compiler along, which the standard path does not need.
-    from stepkernel.cpu.executor import CpuExecutor
     from stepkernel.cpu.weights import pack_weights
 
+    return pack_weights(build_program(config), weights, options.activation_bits, progress)
+
+
+def specialise(config: ModelConfig, packed: Any, caches: Caches, options: EngineOptions) -> Any:
+    """An executor of up to `max_requests` rows over packed weights; compiles the kernels if they are not yet."""
+    from stepkernel.cpu.executor import CpuExecutor
+
     program = build_program(config, requests=options.max_requests)
-    packed = pack_weights(program, weights, activation_bits=options.activation_bits, progress=progress)
     return CpuExecutor(program, packed, caches, threads=options.threads, activations=options.precision)

@@ -1,0 +1,51 @@
+"""`stepkernel bench step`: times the prepared step by direct replay, next to the machine's read roof."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stepkernel.cli.common import integers, messages, model_directory, one_line_errors, results
+
+bench = typer.Typer(help="Measurements.", no_args_is_help=True)
+
+
+@bench.callback()
+def group() -> None:
+    """Measurements."""
+
+
+@bench.command("step")
+@one_line_errors
+def step(
+    model: Annotated[str, typer.Argument(help="A model directory, or tiny-k3 or tiny-kimi-linear.")],
+    running_requests: Annotated[str, typer.Option(help="Loads to time: 1,2,4,8.")] = "1,2,4,8",
+    context: Annotated[int, typer.Option(help="Tokens that each request already holds.", min=0)] = 16,
+    steps: Annotated[int, typer.Option(help="Specialised steps in each of the two blocks.", min=1)] = 100,
+    standard_steps: Annotated[int, typer.Option(help="Standard steps in each block.", min=1)] = 3,
+    threads: Annotated[int | None, typer.Option(help="Default: all processors.")] = None,
+    activation_bits: Annotated[int, typer.Option(help="Activations of MXFP4 experts: 15 or 8.")] = 15,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write everything to this file.")] = None,
+) -> None:
+    """Time the prepared step: specialised and standard paired, floor, fraction of the read roof, path counts."""
+    from stepkernel.cli.bench_table import print_timings
+    from stepkernel.cli.stepping import as_dict, run_bench
+
+    loads = integers(running_requests, "--running-requests", low=1)
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise ValueError(f"--json {json_file}: its directory does not exist")
+    found = run_bench(
+        model_directory(model),
+        loads,
+        context,
+        steps,
+        min(standard_steps, steps),
+        threads,
+        activation_bits,
+        messages(),
+    )
+    print_timings(found, results())
+    if json_file is not None:
+        json_file.write_text(json.dumps(as_dict(found), indent=1) + "\n")
+        messages().print(f"written to {json_file}", style="dim")

@@ -1,0 +1,107 @@
+"""Runs the step benchmark of a model directory and keeps what a reader needs to judge it."""
+
+import statistics
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from stepkernel.cli.loading import opening, progress_bar
+from stepkernel.model.checkpoint import Checkpoint
+from stepkernel.model.shard import Shard
+from stepkernel.runtime import provenance
+from stepkernel.runtime.engine import EngineOptions, pack
+from stepkernel.runtime.replay import WARM_UP, Timing, time_steps
+
+PROTOCOL = (
+    "direct replay of the prepared step, decode only, no drafts, other random token ids for every request and step; "
+    "order: roof, specialised, standard, roof, standard, specialised, roof; "
+    f"{WARM_UP} warm-up steps before each block are not in the samples"
+)
+FORMULA = "fraction of roof = bytes per step / median specialised step / read roof; floor = bytes per step / read roof"
+STANDARD = "standard = this engine's NumPy path, there for prefill and for checking; not a competitor"
+
+
+@dataclass(frozen=True)
+class Bench:
+    model: Path
+    weights_hash: str
+    packed_bytes: int
+    threads: int
+    activation_bits: int
+    timings: tuple[Timing, ...]
+
+    @property
+    def read_roof_gbps(self) -> float:
+        return statistics.median(sample for timing in self.timings for sample in timing.roof_samples)
+
+    @property
+    def cache_note(self) -> str:
+        """Why the figures are those of a processor cache; empty if they are not."""
+        cache = provenance.last_level_cache()
+        if cache == 0 or self.packed_bytes >= 4 * cache:
+            return ""
+        return (
+            f"cache-resident: the packed weights ({self.packed_bytes / 1e6:.0f} MB) are smaller than 4 x the last "
+            f"level cache ({cache / 2**20:.0f} MiB), so part of each step is read from the cache and not from memory"
+        )
+
+
+def run_bench(
+    directory: Path,
+    loads: list[int],
+    context: int,
+    steps: int,
+    standard_steps: int,
+    threads: int | None,
+    activation_bits: int,
+    console: Console,
+) -> Bench:
+    """Times every load. Everything that can be refused is refused before weights are read."""
+    used = provenance.processors() if threads is None else threads
+    options = [EngineOptions(threads=used, max_requests=n, activation_bits=activation_bits) for n in loads]
+    checkpoint = Checkpoint.open(directory)
+    config = checkpoint.config
+    if context + steps + WARM_UP > config.max_positions:
+        raise ValueError(f"context {context} + {steps + WARM_UP} steps: the model has {config.max_positions} positions")
+    weights = checkpoint.weights(Shard(0, 1))
+    with progress_bar(console, *opening(console, "latency_specialized")) as report:
+        packed = pack(config, weights, options[0], report)
+    timings = []
+    with console.status("timing") as status:
+        for n in loads:
+            timings.append(
+                time_steps(weights, packed, n, context, steps, standard_steps, used, activation_bits, status.update)
+            )
+    return Bench(directory, provenance.weights_hash(directory), packed.bytes, used, activation_bits, tuple(timings))
+
+
+def as_dict(bench: Bench) -> dict[str, Any]:
+    return {
+        "kind": "step",
+        "model": bench.model.resolve().name,
+        "weights_hash": bench.weights_hash,
+        "packed_bytes": bench.packed_bytes,
+        "machine": provenance.machine(),
+        "versions": provenance.versions(),
+        "commit": provenance.commit(),
+        "threads": bench.threads,
+        "activation_bits": bench.activation_bits,
+        "protocol": PROTOCOL,
+        "formula": FORMULA,
+        "standard": STANDARD,
+        "cache_note": bench.cache_note,
+        "read_roof_gbps": bench.read_roof_gbps,
+        "results": [
+            {
+                **asdict(timing),
+                "specialized_ms": timing.specialized_ms,
+                "standard_ms": timing.standard_ms,
+                "read_roof_gbps": timing.read_roof_gbps,
+                "floor_ms": timing.floor_ms,
+                "fraction_of_roof": timing.fraction_of_roof,
+            }
+            for timing in bench.timings
+        ],
+    }
