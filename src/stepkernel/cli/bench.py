@@ -23,7 +23,7 @@ def step(
     running_requests: Annotated[str, typer.Option(help="Loads to time: 1,2,4,8.")] = "1,2,4,8",
     context: Annotated[int, typer.Option(help="Tokens that each request already holds.", min=0)] = 16,
     steps: Annotated[int, typer.Option(help="Specialised steps in each of the two blocks.", min=1)] = 100,
-    standard_steps: Annotated[int, typer.Option(help="Standard steps in each block.", min=1)] = 3,
+    standard_steps: Annotated[int, typer.Option(help="Standard steps in each block.", min=1)] = 2,
     threads: Annotated[int | None, typer.Option(help="Default: all processors.")] = None,
     activation_bits: Annotated[int, typer.Option(help="Activations of MXFP4 experts: 15 or 8.")] = 15,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write everything to this file.")] = None,

@@ -10,10 +10,11 @@ def print_timings(bench: Bench, console: Console) -> None:
     console.print(
         f"[bold]{bench.model.resolve().name}[/]  decode step, {bench.threads} threads, context "
         f"{bench.timings[0].context}, {bench.activation_bits}-bit activations for MXFP4; "
-        f"read roof {bench.read_roof_gbps:.1f} GB/s"
+        f"read roof {bench.read_roof_gbps:.1f} GB/s",
+        soft_wrap=True,
     )
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("running", "specialised ms", "p90", "floor ms", "of roof", "MB/step", "experts", "standard ms"):
+    for heading in ("requests", "step ms", "p90", "floor ms", "of roof", "MB/step", "experts", "NumPy ms"):
         table.add_column(heading, justify="right")
     for timing in bench.timings:
         samples = sorted(timing.specialized_samples)
@@ -34,7 +35,7 @@ def print_timings(bench: Bench, console: Console) -> None:
         for kind, reasons in timing.routes.items()
         for reason in reasons
     }
-    console.print("steps by path: " + "; ".join(f"{count} {route}" for route, count in routes.items()))
+    console.print("steps by path: " + "; ".join(f"{count} {route}" for route, count in routes.items()), soft_wrap=True)
     for line in (PROTOCOL, FORMULA, STANDARD, bench.cache_note):
         if line:
-            console.print(f"[dim]{line}.[/]")
+            console.print(f"[dim]{line}.[/]", soft_wrap=True)

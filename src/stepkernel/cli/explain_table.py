@@ -21,8 +21,8 @@ def print_tables(plan: Plan, console: Console) -> None:
         f"{sum(line.barrier for line in plan.lines)} barriers"
     )
     console.print(_stages(plan))
-    console.print(_total(plan))
-    console.print(f"[dim]{plan.formula}.[/]")
+    console.print(_total(plan), soft_wrap=True)
+    console.print(f"[dim]{plan.formula}.[/]", soft_wrap=True)
 
 
 def _stages(plan: Plan) -> Table:

@@ -17,10 +17,13 @@ from stepkernel.runtime.replay import WARM_UP, Timing, time_steps
 PROTOCOL = (
     "direct replay of the prepared step, decode only, no drafts, other random token ids for every request and step; "
     "order: roof, specialised, standard, roof, standard, specialised, roof; "
-    f"{WARM_UP} warm-up steps before each block are not in the samples"
+    f"{WARM_UP} warm-up steps before each specialised block (1 before a standard one) are not in the samples"
 )
 FORMULA = "fraction of roof = bytes per step / median specialised step / read roof; floor = bytes per step / read roof"
-STANDARD = "standard = this engine's NumPy path, there for prefill and for checking; not a competitor"
+STANDARD = (
+    "step ms = median specialised step; NumPy ms = median step of this engine's standard path, which is there for "
+    "prefill and for checking and is no competitor; experts = distinct ones read in a layer, counted"
+)
 
 
 @dataclass(frozen=True)

@@ -89,12 +89,12 @@ def time_steps(
         say(f"{requests} requests: counting experts")
         copy_caches(scenario.caches, caches)
         experts = count_experts(executor, inputs)
-        order = ((fast, steps, fast_times), (plain, standard_steps, plain_times))
+        order = ((fast, steps, WARM_UP, fast_times), (plain, standard_steps, 1, plain_times))
         for blocks in (order, order[::-1]):
             roofs.append(read_roof(threads, ROOF_SECONDS))
-            for engine, count, times in blocks:
+            for engine, count, warm_up, times in blocks:
                 say(f"{requests} requests: {engine.options.backend} steps")
-                times += _block(engine, scenario, caches, inputs[: count + WARM_UP])
+                times += _block(engine, scenario, caches, inputs[: count + warm_up], warm_up)
         roofs.append(read_roof(threads, ROOF_SECONDS))
     finally:
         fast.close()
@@ -130,10 +130,10 @@ def count_experts(executor: Executor, inputs: list[StepInputs]) -> list[dict[int
     return counted
 
 
-def _block(engine: Engine, scenario: Scenario, caches: Caches, inputs: list[StepInputs]) -> list[float]:
+def _block(engine: Engine, scenario: Scenario, caches: Caches, inputs: list[StepInputs], warm_up: int) -> list[float]:
     """Milliseconds of the steps after the warm-up, from the scenario's states on."""
     copy_caches(scenario.caches, caches)
     engine.times.clear()
     for step in inputs:
         engine.decode(step)
-    return [1e3 * taken.seconds for taken in engine.times][WARM_UP:]
+    return [1e3 * taken.seconds for taken in engine.times][warm_up:]
