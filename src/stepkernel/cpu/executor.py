@@ -61,6 +61,8 @@ class CpuExecutor:
             raise ValueError(f"threads {count}: supported are 1 to {MAX_THREADS}")
         if activations not in ("bf16", "float32"):
             raise ValueError(f"activations {activations!r}: supported are bf16 and float32")
+        if program.rows > step.MAX_ROWS:
+            raise ValueError(f"program of {program.rows} rows: a step takes up to {step.MAX_ROWS}")
         self.program, self.caches, self.threads = program, caches, count
         self.team_size = TeamSize(count)
         arena = Arena(block_bytes=4 << 20)
@@ -118,6 +120,7 @@ class CpuExecutor:
         if not self._stop.alive:
             raise ValueError("the executor is closed")
         inputs.check(self.program, self.caches)
+        _check_slots(inputs)
         arrays = (
             np.ascontiguousarray(inputs.token_ids, np.int32),
             np.ascontiguousarray(inputs.lengths, np.int32),
@@ -146,6 +149,16 @@ class CpuExecutor:
         start = time.perf_counter_ns()
         interpreter.enter(*self._calls, threads, 0, self._scratch)
         self.team_size.record(threads, time.perf_counter_ns() - start)
+
+
+def _check_slots(inputs: StepInputs) -> None:
+    """The kernels write every state of a request or none."""
+    if inputs.state_slots.shape[1] > 1:
+        live = inputs.state_slots > 0
+        mixed = np.flatnonzero(live.any(axis=1) != live.all(axis=1))
+        if mixed.size:
+            row = inputs.state_slots[mixed[0]].tolist()
+            raise ValueError(f"state_slots[{mixed[0]}] = {row}: all must be positive, or none (padding)")
 
 
 def _work(memory: _Memory, thread: int) -> None:

@@ -36,7 +36,7 @@ from stepkernel.cpu.vmath import round_bf16
 
 PAIR_BYTES = 32  # 8 outputs x 2 inputs
 UNROLL = 2  # pairs per iteration: one cache line of each group
-CHUNK_PAIRS = 256  # inputs of a chunk / 2: two groups of it stay in the L1 while further rows use them
+CHUNK_PAIRS = 512  # inputs of a chunk / 2: 32 KiB of two groups stay close while further rows use them
 
 
 def tile(groups: int, rows: int, ahead: int) -> Any:

@@ -86,6 +86,12 @@ def splat_ir(builder: ir.IRBuilder, scalar: ir.Value, lanes: int) -> ir.Value:
     return builder.shuffle_vector(first, empty, ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
 
 
+def opaque_ir(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    """The same int64, but LLVM does not know it: loads through it are not merged with others (and then spilled)."""
+    kind = ir.FunctionType(I64, [I64])
+    return builder.asm(kind, "", "=r,0", [value], False)
+
+
 def constant_ir(kind: Vector, value: float | Sequence[float]) -> ir.Constant:
     values = list(value) if isinstance(value, Sequence) else [value] * kind.lanes
     return ir.Constant(kind.llvm, values)
@@ -122,8 +128,12 @@ def shift(kind: Vector, name: str, count: int) -> Any:
 
 
 def shuffle(kind: Vector, order: Sequence[int]) -> Any:
+    return shuffle_to(kind, kind, order)
+
+
+def shuffle_to(target: Vector, source: Vector, order: Sequence[int]) -> Any:
     mask = ir.Constant(ir.VectorType(I32, len(order)), list(order))
-    return operation(kind, kind, emit=lambda b, v: b.shuffle_vector(v[0], v[0], mask))
+    return operation(target, source, emit=lambda b, v: b.shuffle_vector(v[0], v[0], mask))
 
 
 def unary_call(kind: Vector, name: str) -> Any:
@@ -148,9 +158,8 @@ def _reduce(name: str, element: ir.Type, start: float | None) -> Emit:
 
 
 load_f32, store_f32 = load(f32x8), store(f32x8)
-load_i32 = load(i32x8)
+load_i32, store_i32 = load(i32x8), store(i32x8)
 load_i16, store_i16 = load(i16x8), store(i16x8)
-load_i8, store_i8 = load(i8x8), store(i8x8)
 zero_f32, zero_i32 = constant(f32x8, 0.0), constant(i32x8, 0)
 splat_f32 = operation(f32x8, types.float32, emit=lambda b, v: splat_ir(b, v[0], LANES))
 splat_i32 = operation(i32x8, types.int32, emit=lambda b, v: splat_ir(b, v[0], LANES))

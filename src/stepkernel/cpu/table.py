@@ -33,7 +33,8 @@ from stepkernel.program.stages import (
 
 
 def records(program: Program, weights: CpuWeights, layout: Layout, caches: Caches) -> list[list[Record]]:
-    """The records of every stage."""
+    """The records of every stage. Raises ValueError for caches that do not fit the program."""
+    _check_shapes(program, caches)
     exact = float_buffers(program)
     return [_encode(stage, program, weights, layout, caches, exact) for stage in program.stages]
 
@@ -58,16 +59,8 @@ def _encode(
             _contiguous(states, f"recurrent state {stage.index}", 1)
             if states.dtype != np.float32:
                 raise ValueError(f"recurrent state {stage.index}: dtype {states.dtype}, supported is float32")
-            places = (address(conv), conv.strides[0], conv.shape[1])
-            return kda.encode(
-                stage,
-                packed,
-                layout,
-                places,
-                (address(states), states.strides[0]),
-                _wide(conv),
-                program.queries,
-            )
+            places = ((address(conv), conv.strides[0]), (address(states), states.strides[0]))
+            return kda.encode(stage, packed, layout, *places, _wide(conv), program.queries)
         case LatentInsert():
             cache, row_bytes = _latent(caches, stage.index)
             return attend.encode_insert(stage, packed, layout, cache, row_bytes, _wide(caches.latent[stage.index]))
@@ -84,6 +77,28 @@ def _encode(
             return router.encode_combine(stage, packed, layout)
         case Argmax():
             return router.encode_argmax(stage, layout)
+
+
+def _check_shapes(program: Program, caches: Caches) -> None:
+    """Kernels trust the shapes: what a state lacks would be read and written beyond its end."""
+    config, linear = program.config, program.config.linear_attention
+    slots, pages = caches.slots, (caches.pages, caches.page_tokens)
+    window = max([linear.conv_width - 1, *(c.shape[1] for c in caches.conv if c.ndim == 3)])
+    for what, arrays, count, expected in (
+        ("latent cache", caches.latent, len(config.mla_layers), (*pages, config.latent_row)),
+        ("convolution state", caches.conv, len(config.kda_layers), (slots, window, 3 * config.kda_width)),
+        (
+            "recurrent state",
+            caches.recurrent,
+            len(config.kda_layers),
+            (slots, linear.num_heads, linear.head_dim, linear.head_dim),
+        ),
+    ):
+        if len(arrays) != count:
+            raise ValueError(f"{what}: {len(arrays)} arrays, expected one for each of {count} layers")
+        for index, array in enumerate(arrays):
+            if array.shape != expected:
+                raise ValueError(f"{what} {index}: shape {array.shape}, expected {expected}")
 
 
 def _latent(caches: Caches, index: int) -> tuple[int, int]:

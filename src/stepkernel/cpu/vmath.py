@@ -169,5 +169,5 @@ def log(x: Any) -> Any:
 
 @inner
 def softplus(x: Any) -> Any:
-    """log(1 + e^x), and x itself above 20 (spec 2.5.4)."""
-    return select_greater(x, _twenty(), x, log(add_f32(_one(), exp(x))))
+    """log(1 + e^x), and x itself from 20 on (spec 2.5.4) and where it is NaN, which `log` would lose."""
+    return select_greater(_twenty(), x, log(add_f32(_one(), exp(x))), x)

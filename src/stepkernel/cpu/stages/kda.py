@@ -31,8 +31,8 @@ from stepkernel.cpu.vmath import exp, load_as, negative, round_if, sigmoid, silu
 from stepkernel.model.weights import Weights
 from stepkernel.program.stages import KdaCore
 
-_arguments = words(21)
-_EPS = 8 * 21
+_arguments = words(20)
+_EPS = 8 * 20
 _NORM_EPS = np.float32(1e-6)  # inside the roots of the q and k norms (spec 2.5.3)
 
 
@@ -60,12 +60,12 @@ def encode(
     stage: KdaCore,
     packed: tuple[int, ...],
     layout: Layout,
-    conv: tuple[int, int, int],
+    conv: tuple[int, int],
     recurrent: tuple[int, int],
     wide: bool,
     queries: int,
 ) -> list[Record]:
-    """`conv`: address, bytes of a slot, columns of the convolution state; `recurrent`: address, bytes of a slot."""
+    """`conv` and `recurrent`: address of the state, bytes of a slot."""
     bounded = 0.0 if stage.gate_lower_bound is None else float(stage.gate_lower_bound)
     places = (
         *layout.at(stage.qkv),
@@ -104,7 +104,6 @@ def kda(record: int, step: int, threads: int, thread: int, scratch: int) -> None
         norm,
         conv,
         conv_slot,
-        columns,
         states,
         state_slot,
         shape,
@@ -118,6 +117,8 @@ def kda(record: int, step: int, threads: int, thread: int, scratch: int) -> None
     slots, slot_columns = get_i64(step + STATE_SLOTS), get_i64(step + STATE_COLUMNS)
     size = dim * 4
     channels = 3 * heads * dim
+    # With one slot for all queries only the last state is kept, and the window that goes with it.
+    dropped = queries - 1 if slot_columns == 1 else 0
     window = scratch
     q = window + (taps - 1 + queries) * size
     k, v, alpha = q + queries * size, q + 2 * queries * size, q + 3 * queries * size
@@ -148,7 +149,6 @@ def kda(record: int, step: int, threads: int, thread: int, scratch: int) -> None
                 state_of_conv,
                 channel,
                 channels,
-                columns,
                 filters,
                 target,
                 window,
@@ -156,6 +156,7 @@ def kda(record: int, step: int, threads: int, thread: int, scratch: int) -> None
                 taps,
                 queries,
                 accepted,
+                dropped,
                 wide,
             )
         head_decay = get_f32(decay + head * 4)
@@ -200,7 +201,6 @@ def _convolve(
     state: int,
     channel: int,
     channels: int,
-    columns: int,
     filters: int,
     out: int,
     window: int,
@@ -208,12 +208,13 @@ def _convolve(
     taps: int,
     queries: int,
     accepted: int,
+    dropped: int,
     wide: int,
 ) -> None:
     """Causal filter and SiLU of one head's q, k or v, and the rolled window back into the state.
 
     The history of the first token starts at column `accepted - 1`; afterwards the state holds the history's last
-    `taps - 2` columns and the new raw inputs (spec 5.5).
+    `taps - 2` columns and the new raw inputs (spec 5.5), without the first `dropped` of these.
     """
     out_of_line()
     size = dim * 4
@@ -232,9 +233,10 @@ def _convolve(
                 weight = load_f32(filters + (j * channels + channel) * 4 + c)
                 total = multiply_add(weight, load_f32(window + (i + j) * size + c), total)
             store_f32(out + i * size + c, silu(total))
-    for j in range(history - 1 + queries):
+    for j in range(history - 1 + queries - dropped):
+        source = window + (j + 1 + dropped) * size
         for c in range(0, dim, 8):
-            store_as(state, j * channels + channel + c, load_f32(window + (j + 1) * size + c * 4), wide)
+            store_as(state, j * channels + channel + c, load_f32(source + c * 4), wide)
 
 
 @inner
