@@ -1,38 +1,55 @@
 """How many threads a step should use: fewer while a busy neighbour makes them faster."""
 
-PROBE_EVERY = 48
-SMOOTHING = 0.2
+from collections import deque
+from statistics import median
+
+FIRST_WAIT, LONGEST_WAIT = 8, 64
+PROBES = 3
+KEPT = 9
 MARGIN = 0.95
+HOPELESS = 1.5
 
 
 class TeamSize:
-    """Keeps a moving average of step times for the whole team and for one thread, and uses the faster.
+    """Chooses between the whole team and one thread by the times of real steps.
 
-    Two threads lose to one when a neighbour takes a processor away inside every barrier. The size not in use is
-    tried once in 48 steps, so a wrong choice costs at most 2 % and is corrected within a second.
+    Two threads lose to one when a neighbour takes a processor away inside every barrier. The size not in use is tried
+    for a few steps after 8, 16, 32 and then every 64 steps; the first of them also pays for waking the team and is
+    not counted, and a hopeless one ends the trial. The sizes change if the trial's median is 5 % better than the
+    recent one, which takes effect at once and starts the waits anew.
     """
 
     def __init__(self, largest: int) -> None:
         self._sizes = (largest,) if largest == 1 else (largest, 1)
-        self._average: dict[int, float] = {}
         self._current = largest
-        self._count = 0
+        self._recent: deque[int] = deque(maxlen=KEPT)
+        self._trial: list[int] = []
+        self._wait = FIRST_WAIT
+        self._steps = 0
 
     def choose(self) -> int:
         """Threads of the next step."""
-        if len(self._sizes) == 1:
-            return self._current
-        self._count += 1
-        if self._count % PROBE_EVERY == 0:
-            return next(size for size in self._sizes if size != self._current)
-        return self._current
+        return self._other() if len(self._sizes) > 1 and self._steps >= self._wait else self._current
 
     def record(self, threads: int, nanoseconds: int) -> None:
-        """Takes a step's time into the average of its size."""
-        before = self._average.get(threads)
-        value = float(nanoseconds)
-        self._average[threads] = value if before is None else before + SMOOTHING * (value - before)
-        if len(self._average) == 2:
-            other = next(size for size in self._sizes if size != self._current)
-            if self._average[other] < MARGIN * self._average[self._current]:
-                self._current = other
+        """Takes the time of a step with `threads` threads into account."""
+        if threads == self._current:
+            self._recent.append(nanoseconds)
+            self._steps += 1
+            return
+        self._trial.append(nanoseconds)
+        counted = self._trial[1:]
+        usual = median(self._recent)
+        if len(counted) < PROBES and not any(time > HOPELESS * usual for time in counted):
+            return
+        if median(counted) < MARGIN * usual:
+            self._current = threads
+            self._recent = deque(counted, maxlen=KEPT)
+            self._wait = FIRST_WAIT
+        else:
+            self._wait = min(2 * self._wait, LONGEST_WAIT)
+        self._trial = []
+        self._steps = 0
+
+    def _other(self) -> int:
+        return next(size for size in self._sizes if size != self._current)

@@ -106,17 +106,20 @@ class CpuExecutor:
 
     def run(self, inputs: StepInputs) -> StepOutputs:
         """One step as one native call. Raises ValueError for inputs that would leave the caches."""
-        self._run(0, len(self._memory.table), inputs)
+        threads = self.team_size.choose()
+        taken = self._run(0, len(self._memory.table), inputs, threads)
+        self.team_size.record(threads, taken)
         return StepOutputs(self._buffers["logits"][: inputs.rows], self._buffers["tokens"][: inputs.rows, 0])
 
     def run_stage(self, index: int, inputs: StepInputs) -> None:
         """One stage on the values that lie in `buffers`."""
-        self._run(*self._ranges[index], inputs)
+        self._run(*self._ranges[index], inputs, self.threads)
 
     def close(self) -> None:
         self._stop()
 
-    def _run(self, first: int, last: int, inputs: StepInputs) -> None:
+    def _run(self, first: int, last: int, inputs: StepInputs, threads: int) -> int:
+        """Runs records first..last; returns nanoseconds."""
         if not self._stop.alive:
             raise ValueError("the executor is closed")
         inputs.check(self.program, self.caches)
@@ -145,10 +148,9 @@ class CpuExecutor:
             accepted,
         )
         block[step.FIRST // 8], block[step.LAST // 8] = first, last
-        threads = self.team_size.choose()
         start = time.perf_counter_ns()
         interpreter.enter(*self._calls, threads, 0, self._scratch)
-        self.team_size.record(threads, time.perf_counter_ns() - start)
+        return time.perf_counter_ns() - start
 
 
 def _check_slots(inputs: StepInputs) -> None:

@@ -25,9 +25,11 @@ from stepkernel.cpu.simd import (
     load_f32,
     load_ir,
     multiply_add_ir,
+    multiply_f32,
     out_of_line,
     prefetch_ir,
     put_i64,
+    splat_f32,
     splat_ir,
     store_f32,
     store_ir,
@@ -220,6 +222,16 @@ def round_rows(ys: int, rows: int, first: int, last: int) -> None:
         y = get_i64(ys + r * 8)
         for c in range(first * 4, last * 4, 32):
             store_f32(y + c, round_bf16(load_f32(y + c)))
+
+
+@inner
+def scale_rows(ys: int, rows: int, first: int, last: int, scale: float) -> None:
+    """Multiplies columns first..last (multiples of 8) of the rows by a factor."""
+    factor = splat_f32(scale)
+    for r in range(rows):
+        y = get_i64(ys + r * 8)
+        for c in range(first * 4, last * 4, 32):
+            store_f32(y + c, multiply_f32(load_f32(y + c), factor))
 
 
 @inner

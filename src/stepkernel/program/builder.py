@@ -45,9 +45,8 @@ def build_program(
     stages.append(_final_mix(config, delta))
     head = Matrix("lm_head.weight", sizes.vocab, hidden)
     gather: Exchange = "all_gather" if shard.size > 1 else "none"
-    stages.append(
-        Linear("head", config.num_layers, (Projection(head, "hidden", "logits", shard.rank * sizes.vocab, gather),))
-    )
+    logits = Projection(head, "hidden", "logits", shard.rank * sizes.vocab, gather)
+    stages.append(Linear("head", config.num_layers, (logits,), config.logit_scale))
     stages.append(Argmax("argmax", config.num_layers, config.vocab_size, "logits", "tokens"))
     buffers = [
         Buffer(PREFIX, hidden, "bf16"),

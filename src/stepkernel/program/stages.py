@@ -87,11 +87,12 @@ class Projection:
 
 @dataclass(frozen=True)
 class Linear:
-    """Independent projections that run together; each rounds its FP32 sums once (spec 2.1)."""
+    """Independent projections that run together; each rounds its FP32 sums, times `scale`, once (spec 2.1)."""
 
     name: str
     layer: int
     parts: tuple[Projection, ...]
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)

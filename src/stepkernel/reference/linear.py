@@ -13,11 +13,14 @@ def embed(stage: Embed, step: Step) -> None:
 
 
 def linear(stage: Linear, step: Step) -> None:
-    """x W^T for each part, float32 sums rounded once on output (spec 2.1). x [rows, in], out [rows, out]."""
+    """scale x W^T for each part, float32 sums rounded once (spec 2.1, 2.2.3). x [rows, in], out [rows, out]."""
     for part in stage.parts:
         x = step.read(part.x)
         for rows, block in step.weights.blocks(part.matrix):
-            step.write(part.out, x @ block.T, part.offset + rows.start)
+            sums = x @ block.T
+            if stage.scale != 1.0:
+                sums *= np.float32(stage.scale)
+            step.write(part.out, sums, part.offset + rows.start)
 
 
 def activate_dense(stage: Activate, step: Step) -> None:

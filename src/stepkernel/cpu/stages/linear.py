@@ -3,17 +3,18 @@
 import numpy as np
 
 from stepkernel.cpu.arena import Arena, address
-from stepkernel.cpu.gemm import gemm, point_rows, round_rows, share
+from stepkernel.cpu.gemm import gemm, point_rows, round_rows, scale_rows, share
 from stepkernel.cpu.jit import inner
 from stepkernel.cpu.layout import Layout, padded
 from stepkernel.cpu.pack import PackError, bf16_bytes, pack_bf16
 from stepkernel.cpu.records import Operation, Record
-from stepkernel.cpu.simd import get_i64, out_of_line, words
+from stepkernel.cpu.simd import get_f32, get_i64, out_of_line, words
 from stepkernel.cpu.step import ROUNDS, ROWS, TABLES, X_ROWS, Y_ROWS
 from stepkernel.model.weights import Weights
 from stepkernel.program.stages import Linear, Projection
 
 _arguments = words(9)
+_SCALE = 8 * 9
 
 
 def joint_parts(stage: Linear, f32: frozenset[str]) -> list[list[Projection]]:
@@ -61,7 +62,7 @@ def encode(stage: Linear, packed: tuple[int, ...], layout: Layout, f32: frozense
         groups = sum(padded(part.matrix.rows) for part in parts) // 8
         x, x_stride = layout.at(parts[0].x)
         y, y_stride = layout.at(parts[0].out)
-        arguments = (matrix, columns * 16, x, x_stride, y, y_stride, groups, rounded, columns // 2)
+        arguments = (matrix, columns * 16, x, x_stride, y, y_stride, groups, rounded, columns // 2, float(stage.scale))
         records.append(Record(Operation.LINEAR, arguments, scratch=TABLES))
     return records
 
@@ -75,5 +76,8 @@ def linear(record: int, step: int, threads: int, thread: int, scratch: int) -> N
     point_rows(scratch + X_ROWS, x, x_stride, rows)
     point_rows(scratch + Y_ROWS, y, y_stride, rows)
     gemm(matrix, group_bytes, scratch + X_ROWS, scratch + Y_ROWS, rows, first, last, pairs)
+    scale = get_f32(record + _SCALE)
+    if scale != np.float32(1.0):
+        scale_rows(scratch + Y_ROWS, rows, first * 8, last * 8, scale)
     if get_i64(step + ROUNDS) != 0:
         round_rows(scratch + Y_ROWS, rows, first * 8, min(last, rounded) * 8)
