@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from stepkernel.cli.common import integers, messages, model_directory, one_line_errors, results
+from stepkernel.cli.common import integers, messages, model_directory, numpy_threads, one_line_errors, results
 
 bench = typer.Typer(help="Measurements.", no_args_is_help=True)
 
@@ -29,6 +29,7 @@ def step(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write everything to this file.")] = None,
 ) -> None:
     """Time the prepared step: specialised and standard paired, floor, fraction of the read roof, path counts."""
+    numpy_threads(threads)
     from stepkernel.cli.bench_table import print_timings
     from stepkernel.cli.stepping import as_dict, run_bench
 

@@ -72,6 +72,13 @@ def model_directory(model: str) -> Path:
     raise ValueError(f"{model}: no such directory; pass a model directory or one of {', '.join(IN_REPOSITORY)}")
 
 
+def numpy_threads(count: int | None) -> None:
+    """Threads of NumPy's matrix products; has an effect only before NumPy is imported. None: NumPy's own choice."""
+    if count is not None:
+        for variable in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"):
+            os.environ.setdefault(variable, str(count))
+
+
 def integers(text: str, option: str, low: int = 0) -> list[int]:
     """Parses `1,2,3`; ValueError naming the option."""
     try:

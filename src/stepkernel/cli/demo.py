@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from stepkernel.cli.common import messages, model_directory, one_line_errors, results
+from stepkernel.cli.common import messages, model_directory, numpy_threads, one_line_errors, results
 
 PROMPT = "In the beginning"
 MODEL = "tiny-k3"
@@ -18,6 +18,7 @@ def demo(
     threads: Annotated[int | None, typer.Option(help="Default: all processors.")] = None,
 ) -> None:
     """Generate with both paths, compare them, and print step times next to the floor."""
+    numpy_threads(1)  # products this small lose by being shared
     from stepkernel.cli.bench_table import print_timings
     from stepkernel.cli.loading import opening, progress_bar
     from stepkernel.cli.stepping import run_bench
@@ -27,7 +28,10 @@ def demo(
 
     directory = model_directory(MODEL)
     log, out = messages(), results()
-    out.print(f"[bold]{MODEL}[/]: a trained Kimi K3 architecture of 12.7 million parameters. Prompt: {PROMPT!r}")
+    out.print(
+        f"[bold]{MODEL}[/]: a trained Kimi K3 architecture of 12.7 million parameters. Prompt: {PROMPT!r}",
+        soft_wrap=True,
+    )
     found: dict[str, Result] = {}
     for backend in BACKENDS:
         with progress_bar(log, *opening(log, backend)) as report:
@@ -40,12 +44,15 @@ def demo(
             routes = session.engine.routes.as_dict()[kind]
         found[backend] = result
         taken = ", ".join(f"{count} steps: {reason}" for reason, count in routes.items())
-        out.print(f"\n[bold]{backend}[/]  {step:.2f} ms per step ({taken})")
-        out.print(f"{PROMPT}{result.text}", markup=False)
+        out.print(f"\n[bold]{backend}[/]  {step:.2f} ms per step ({taken})", soft_wrap=True)
+        out.print(f"{PROMPT}{result.text}", markup=False, soft_wrap=True)
     fast, plain = (found[backend] for backend in BACKENDS)
     same = fast.token_ids == plain.token_ids
     out.print(f"\nboth paths chose the same {len(fast.token_ids)} tokens: [bold]{'yes' if same else 'NO'}[/]\n")
     print_timings(run_bench(directory, [1, 2, 4, 8], 16, 60, 2, threads, 15, log), out)
-    out.print("\nnext: stepkernel explain kimi-k3 --tp 16; stepkernel synthesize k3-mini DIR, then bench step DIR")
+    out.print(
+        "\nnext: stepkernel explain kimi-k3 --tp 16; stepkernel synthesize k3-mini DIR, then bench step DIR",
+        soft_wrap=True,
+    )
     if not same:
         raise typer.Exit(DIFFERENT)

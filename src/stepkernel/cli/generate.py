@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stepkernel.cli.common import integers, messages, model_directory, one_line_errors
+from stepkernel.cli.common import integers, messages, model_directory, numpy_threads, one_line_errors
 
 FAILED = 1
 
@@ -35,6 +35,7 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Generate from a prompt with the specialised step or the standard path."""
+    numpy_threads(threads)
     from stepkernel.cli.loading import opening, progress_bar
     from stepkernel.model.config import ModelConfig
     from stepkernel.runtime.engine import EngineOptions

@@ -13,7 +13,7 @@ Report = Callable[[int, int], None]
 def progress_bar(console: Console, what: str, then: str = "") -> Iterator[Report]:
     """A bar that `report(done, total)` moves; when it is full the line says `then`."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(what, total=None)
 
         def report(done: int, total: int) -> None:
