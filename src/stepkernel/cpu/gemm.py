@@ -1,147 +1,22 @@
 """Products of BF16 weights and float32 rows: the kernel nearly all of a step's bytes go through.
 
-A weight matrix [N, K] is stored `[N / 8][K / 2][8 outputs][2 inputs]`: one 32-byte load is 8 outputs x 2 inputs of a
-*group*. The even input is `bits << 16`, the odd one `bits & 0xffff0000`, both exact, and nothing is summed across
-lanes. Every output is one chain of fused multiply-adds over k = 0, 1, 2, ..., whatever the number of rows, threads or
-tiles, so a row's result does not depend on its company.
+Every output is one chain of fused multiply-adds over k = 0, 1, 2, ... (with AVX-512 one over even and one over odd
+pairs), whatever the number of rows, threads or tiles, so a row's result does not depend on its company.
 """
 
-from collections.abc import Sequence
-from typing import Any
-
-from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
-
+from stepkernel.cpu import isa
 from stepkernel.cpu.jit import inner
-from stepkernel.cpu.simd import (
-    F32,
-    I64,
-    LANES,
-    constant_ir,
-    f32x8,
-    get_i64,
-    i32x8,
-    load_f32,
-    load_ir,
-    multiply_add_ir,
-    multiply_f32,
-    out_of_line,
-    prefetch_ir,
-    put_i64,
-    splat_f32,
-    splat_ir,
-    store_f32,
-    store_ir,
-)
+from stepkernel.cpu.simd import get_i64, load_f32, multiply_f32, out_of_line, put_i64, splat_f32, store_f32
+from stepkernel.cpu.tile import PAIR_BYTES, tile
 from stepkernel.cpu.vmath import round_bf16
 
-PAIR_BYTES = 32  # 8 outputs x 2 inputs
-UNROLL = 2  # pairs per iteration: one cache line of each group
-CHUNK_PAIRS = 512  # inputs of a chunk / 2: 32 KiB of two groups stay close while further rows use them
-
-
-def tile(groups: int, rows: int, ahead: int) -> Any:
-    """A kernel for `groups` weight groups x `rows` rows, unrolled at compile time.
-
-    Arguments: weights of the first group, bytes between groups, address of `rows` input pointers (float32), address of
-    `rows` output pointers (float32), byte offset of the first group in an output row, bytes between groups there, byte
-    offset of the first pair within a group, pairs, and whether the output holds a partial sum to go on from.
-    `ahead` > 0 prefetches that many bytes in front.
-    """
-
-    @intrinsic  # type: ignore[untyped-decorator]
-    def kernel(
-        typing: Any,
-        w: Any,
-        w_step: Any,
-        xs: Any,
-        ys: Any,
-        y_first: Any,
-        y_step: Any,
-        start: Any,
-        pairs: Any,
-        resume: Any,
-    ) -> Any:
-        def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Sequence[ir.Value]) -> ir.Value:
-            _emit_tile(builder, values, groups, rows, ahead)
-            return context.get_dummy_value()
-
-        return types.void(*([types.int64] * 9)), generate
-
-    return kernel
-
-
-def _emit_tile(b: ir.IRBuilder, values: Sequence[ir.Value], groups: int, rows: int, ahead: int) -> None:
-    w, w_step, xs, ys, y_first, y_step, start, pairs, resume = values
-
-    def at(base: ir.Value, *offsets: ir.Value) -> ir.Value:
-        for offset in offsets:
-            base = b.add(base, offset)
-        return base
-
-    def number(value: int) -> ir.Constant:
-        return ir.Constant(I64, value)
-
-    cells = [(g, r) for g in range(groups) for r in range(rows)]
-    first = b.add(w, start)
-    weights = [at(first, b.mul(w_step, number(g))) for g in range(groups)]
-    x_start = b.lshr(start, number(2))  # 32 bytes of weights for 8 bytes of input
-    inputs = [at(load_ir(b, at(xs, number(8 * r)), I64, 8), x_start) for r in range(rows)]
-    outputs = {
-        (g, r): at(load_ir(b, at(ys, number(8 * r)), I64, 8), y_first, b.mul(y_step, number(g))) for g, r in cells
-    }
-    entry = b.basic_block
-    again, begin, body, done = (b.append_basic_block(name) for name in ("resume", "begin", "body", "done"))
-    b.cbranch(b.icmp_signed("!=", resume, number(0)), again, begin)
-    b.position_at_end(again)
-    partial = {cell: load_ir(b, outputs[cell], f32x8.llvm) for cell in cells}
-    b.branch(begin)
-    b.position_at_end(begin)
-    initial = {}
-    for cell in cells:
-        initial[cell] = b.phi(f32x8.llvm)
-        initial[cell].add_incoming(constant_ir(f32x8, 0.0), entry)
-        initial[cell].add_incoming(partial[cell], again)
-    b.branch(body)
-    b.position_at_end(body)
-    step = b.phi(I64)
-    step.add_incoming(number(0), begin)
-    sums = {}
-    for cell in cells:
-        sums[cell] = b.phi(f32x8.llvm)
-        sums[cell].add_incoming(initial[cell], begin)
-    current = dict(sums)
-    high = constant_ir(i32x8, -65536)
-    w_offset, x_offset = b.mul(step, number(PAIR_BYTES)), b.mul(step, number(8))
-    for u in range(UNROLL):
-        loaded = [load_ir(b, at(weights[g], w_offset, number(PAIR_BYTES * u)), i32x8.llvm) for g in range(groups)]
-        if ahead and u == 0:
-            for g in range(groups):
-                prefetch_ir(b, [at(weights[g], w_offset, number(ahead))])
-        for parity in range(2):
-            if parity == 0:
-                exact = [b.bitcast(b.shl(v, constant_ir(i32x8, 16)), f32x8.llvm) for v in loaded]
-            else:
-                exact = [b.bitcast(b.and_(v, high), f32x8.llvm) for v in loaded]
-            for r in range(rows):
-                x = splat_ir(b, load_ir(b, at(inputs[r], x_offset, number(8 * u + 4 * parity)), F32, 4), LANES)
-                for g in range(groups):
-                    current[g, r] = multiply_add_ir(b, exact[g], x, current[g, r])
-    following = b.add(step, number(UNROLL))
-    step.add_incoming(following, body)
-    for cell in cells:
-        sums[cell].add_incoming(current[cell], body)
-    b.cbranch(b.icmp_signed("<", following, pairs), body, done)
-    b.position_at_end(done)
-    for cell in cells:
-        store_ir(b, outputs[cell], current[cell])
-
-
+LANES = isa.gemm_lanes()
+# Inputs of a chunk / 2: 32 KiB of two groups stay close while further rows use them. 16-lane sums cannot be resumed.
+CHUNK_PAIRS = 512 if LANES == 8 else 1 << 40
 AHEAD = 1024
-_4x1, _4x2 = tile(4, 1, AHEAD), tile(4, 2, AHEAD)
-_2x1, _2x2, _2x3, _2x4 = (tile(2, rows, AHEAD) for rows in (1, 2, 3, 4))
-_1x1, _1x2, _1x3, _1x4 = (tile(1, rows, 0) for rows in (1, 2, 3, 4))
+_4x1, _4x2 = tile(4, 1, AHEAD, LANES), tile(4, 2, AHEAD, LANES)
+_2x1, _2x2, _2x3, _2x4 = (tile(2, rows, AHEAD, LANES) for rows in (1, 2, 3, 4))
+_1x1, _1x2, _1x3, _1x4 = (tile(1, rows, 0, LANES) for rows in (1, 2, 3, 4))
 
 
 @inner

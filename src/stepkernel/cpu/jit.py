@@ -1,8 +1,6 @@
 """How kernels are compiled: inner functions, and entry points cached under a hash of every kernel source."""
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -12,6 +10,7 @@ import numba
 from numba import njit
 
 from stepkernel.cpu import isa
+from stepkernel.cpu.cache import cache_root
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 # Only contraction is allowed: reassociation would make a row's sums depend on how they were vectorised.
@@ -67,19 +66,8 @@ def source_hash() -> str:
     return digest.hexdigest()[:16]
 
 
-@cache
 def cache_directory() -> Path:
-    """Where compiled kernels are kept: STEPKERNEL_CACHE_DIR, else the user's cache directory, else a temporary one."""
-    base = os.environ.get("STEPKERNEL_CACHE_DIR")
-    root = Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "stepkernel"
-    directory = root / source_hash()
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
-            pass
-    except OSError:
-        if base:
-            raise
-        directory = Path(tempfile.gettempdir()) / f"stepkernel-{os.getuid()}" / source_hash()
-        directory.mkdir(parents=True, exist_ok=True)
+    """The directory of this version's compiled kernels."""
+    directory = cache_root() / source_hash()
+    directory.mkdir(exist_ok=True)
     return directory

@@ -126,7 +126,7 @@ def _emit_tile(b: ir.IRBuilder, values: Sequence[ir.Value], groups: int, rows: i
         sums[cell] = b.phi(f32x8.llvm)
         sums[cell].add_incoming(constant_ir(f32x8, 0.0), entry)
     records = [b.add(x, b.mul(block, number(record_bytes(bits)))) for x in inputs]
-    product = _avx2_products if isa.chosen() == "avx2" else _generic_products
+    product = _generic_products if isa.chosen() == "generic" else _avx2_products
     starts = [b.add(base, b.mul(block, number(NIBBLES))) for base in nibbles]
     for start in starts:
         for line in range(0, NIBBLES, 64):
