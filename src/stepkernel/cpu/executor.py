@@ -4,7 +4,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
@@ -43,6 +43,7 @@ class CpuExecutor:
 
     threads      team size at most; default: the processors this process may use. Fewer run while that is faster.
     activations  "bf16" rounds where the spec says; "float32" rounds nothing (accuracy checks).
+    state_groups slot table of each KDA layer, for engines that keep several; default: one for all.
 
     `run` is not thread-safe. `close` ends the team; it also ends when the executor is collected or the process exits.
     """
@@ -54,6 +55,7 @@ class CpuExecutor:
         caches: Caches,
         threads: int | None = None,
         activations: Activations = "bf16",
+        state_groups: Sequence[int] = (),
     ) -> None:
         available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
         count = available if threads is None else threads
@@ -63,11 +65,15 @@ class CpuExecutor:
             raise ValueError(f"activations {activations!r}: supported are bf16 and float32")
         if program.rows > step.MAX_ROWS:
             raise ValueError(f"program of {program.rows} rows: a step takes up to {step.MAX_ROWS}")
+        groups = tuple(state_groups) or (0,) * len(program.config.kda_layers)
+        if len(groups) != len(program.config.kda_layers) or min(groups, default=0) < 0:
+            raise ValueError(f"state_groups {groups}: expected one for each of {len(program.config.kda_layers)} layers")
         self.program, self.caches, self.threads = program, caches, count
+        self._groups = max(groups, default=0) + 1
         self.team_size = TeamSize(count)
         arena = Arena(block_bytes=4 << 20)
         self._layout = lay_out(program, arena)
-        staged = records(program, weights, self._layout, caches)
+        staged = records(program, weights, self._layout, caches, groups)
         waits = barriers(program.stages)
         table = arena.array((sum(len(found) for found in staged), step.RECORD_WORDS), np.int64)
         self._ranges: list[tuple[int, int]] = []
@@ -123,7 +129,7 @@ class CpuExecutor:
         if not self._stop.alive:
             raise ValueError("the executor is closed")
         inputs.check(self.program, self.caches)
-        _check_slots(inputs)
+        _check_slots(inputs, self._groups)
         arrays = (
             np.ascontiguousarray(inputs.token_ids, np.int32),
             np.ascontiguousarray(inputs.lengths, np.int32),
@@ -144,7 +150,7 @@ class CpuExecutor:
             arrays[2].shape[1],
             mapping,
             slots,
-            arrays[4].shape[1],
+            arrays[4].shape[-1],
             accepted,
         )
         block[step.FIRST // 8], block[step.LAST // 8] = first, last
@@ -153,14 +159,16 @@ class CpuExecutor:
         return time.perf_counter_ns() - start
 
 
-def _check_slots(inputs: StepInputs) -> None:
-    """The kernels write every state of a request or none."""
-    if inputs.state_slots.shape[1] > 1:
-        live = inputs.state_slots > 0
-        mixed = np.flatnonzero(live.any(axis=1) != live.all(axis=1))
-        if mixed.size:
-            row = inputs.state_slots[mixed[0]].tolist()
-            raise ValueError(f"state_slots[{mixed[0]}] = {row}: all must be positive, or none (padding)")
+def _check_slots(inputs: StepInputs, groups: int) -> None:
+    """The kernels trust the number of tables, and write every state of a request or none."""
+    tables = inputs.state_slots.reshape(-1, *inputs.state_slots.shape[-2:])
+    if len(tables) != groups:
+        raise ValueError(f"state_slots {inputs.state_slots.shape}: expected tables for {groups} groups of layers")
+    if tables.shape[2] > 1:
+        live = tables > 0
+        for group, request in np.argwhere(live.any(axis=2) != live.all(axis=2))[:1].tolist():
+            row = tables[group, request].tolist()
+            raise ValueError(f"state_slots[{request}] = {row}: all must be positive, or none (padding)")
 
 
 def _work(memory: _Memory, thread: int) -> None:

@@ -1,5 +1,6 @@
 """Turns a program into the table of records that the interpreter walks."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
@@ -32,15 +33,26 @@ from stepkernel.program.stages import (
 )
 
 
-def records(program: Program, weights: CpuWeights, layout: Layout, caches: Caches) -> list[list[Record]]:
-    """The records of every stage. Raises ValueError for caches that do not fit the program."""
+def records(
+    program: Program, weights: CpuWeights, layout: Layout, caches: Caches, state_groups: Sequence[int]
+) -> list[list[Record]]:
+    """The records of every stage. `state_groups`: slot table of each KDA layer.
+
+    Raises ValueError for caches that do not fit the program.
+    """
     _check_shapes(program, caches)
     exact = float_buffers(program)
-    return [_encode(stage, program, weights, layout, caches, exact) for stage in program.stages]
+    return [_encode(stage, program, weights, layout, caches, exact, state_groups) for stage in program.stages]
 
 
 def _encode(
-    stage: Stage, program: Program, weights: CpuWeights, layout: Layout, caches: Caches, exact: frozenset[str]
+    stage: Stage,
+    program: Program,
+    weights: CpuWeights,
+    layout: Layout,
+    caches: Caches,
+    exact: frozenset[str],
+    state_groups: Sequence[int],
 ) -> list[Record]:
     packed = weights.stages[stage.name]
     config, rows, bits = program.config, program.rows, weights.activation_bits
@@ -60,7 +72,8 @@ def _encode(
             if states.dtype != np.float32:
                 raise ValueError(f"recurrent state {stage.index}: dtype {states.dtype}, supported is float32")
             places = ((address(conv), conv.strides[0]), (address(states), states.strides[0]))
-            return kda.encode(stage, packed, layout, *places, _wide(conv), program.queries)
+            group = state_groups[stage.index]
+            return kda.encode(stage, packed, layout, *places, _wide(conv), program.queries, group)
         case LatentInsert():
             cache, row_bytes = _latent(caches, stage.index)
             return attend.encode_insert(stage, packed, layout, cache, row_bytes, _wide(caches.latent[stage.index]))

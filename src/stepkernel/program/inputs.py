@@ -19,7 +19,8 @@ class StepInputs:
     slot_mapping  int64 [rows]            flat cache row to write; negative = do not write
     state_slots   int32 [requests, 1 or queries]  KDA slot (<= 0: no state, output zero). One column: the state is read
                   from and written to that slot. `queries` columns: the state after query i goes to slot i, and the step
-                  starts from slot `accepted - 1` (spec 5.5).
+                  starts from slot `accepted - 1` (spec 5.5). [groups, requests, ...] where the engine keeps groups of
+                  KDA layers with slots of their own; an executor is told the group of each layer when it is made
     accepted      int32 [requests]        1 .. columns of state_slots; 1 for a new or plain request
     """
 
@@ -64,8 +65,8 @@ class StepInputs:
                 f"page_table {self.page_table.shape} / slot_mapping {self.slot_mapping.shape}: expected "
                 f"{self.requests} requests and {self.rows} rows"
             )
-        columns = self.state_slots.shape[1] if self.state_slots.ndim == 2 else -1
-        if self.state_slots.shape[0] != self.requests or columns not in (1, self.queries):
+        columns = self.state_slots.shape[-1] if self.state_slots.ndim in (2, 3) else -1
+        if self.state_slots.shape[-2] != self.requests or columns not in (1, self.queries):
             raise ValueError(f"state_slots {self.state_slots.shape}: expected [{self.requests}, 1 or {self.queries}]")
         window = program.config.linear_attention.conv_width - 2 + self.queries
         if columns > 1 and caches.conv and caches.conv[0].shape[1] < window:

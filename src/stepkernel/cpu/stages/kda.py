@@ -64,8 +64,9 @@ def encode(
     recurrent: tuple[int, int],
     wide: bool,
     queries: int,
+    group: int,
 ) -> list[Record]:
-    """`conv` and `recurrent`: address of the state, bytes of a slot."""
+    """`conv` and `recurrent`: address of the state, bytes of a slot. `group`: which of the step's slot tables."""
     bounded = 0.0 if stage.gate_lower_bound is None else float(stage.gate_lower_bound)
     places = (
         *layout.at(stage.qkv),
@@ -74,7 +75,7 @@ def encode(
         *layout.at(stage.beta),
         *layout.at(stage.out),
     )
-    shape = ((stage.head_dim << 32) | stage.heads, (stage.conv_width << 32) | int(wide))
+    shape = ((stage.head_dim << 32) | stage.heads, (stage.conv_width << 32) | (group << 1) | int(wide))
     arguments = (*places, *packed, *conv, *recurrent, *shape, _float_pair(float(stage.eps), bounded))
     return [Record(Operation.KDA, arguments, scratch(stage, queries))]
 
@@ -111,10 +112,11 @@ def kda(record: int, step: int, threads: int, thread: int, scratch: int) -> None
     ) = _arguments(record)
     eps, bound = get_f32(record + _EPS), get_f32(record + _EPS + 4)
     heads, dim = shape & 0xFFFFFFFF, shape >> 32
-    wide, taps = kind & 0xFFFFFFFF, kind >> 32
+    wide, group, taps = kind & 1, (kind & 0xFFFFFFFF) >> 1, kind >> 32
     queries = get_i64(step + QUERIES)
     rounds = get_i64(step + ROUNDS)
-    slots, slot_columns = get_i64(step + STATE_SLOTS), get_i64(step + STATE_COLUMNS)
+    slot_columns = get_i64(step + STATE_COLUMNS)
+    slots = get_i64(step + STATE_SLOTS) + group * get_i64(step + REQUESTS) * slot_columns * 4
     size = dim * 4
     channels = 3 * heads * dim
     # With one slot for all queries only the last state is kept, and the window that goes with it.
