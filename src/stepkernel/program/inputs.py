@@ -66,7 +66,7 @@ class StepInputs:
                 f"{self.requests} requests and {self.rows} rows"
             )
         columns = self.state_slots.shape[-1] if self.state_slots.ndim in (2, 3) else -1
-        if self.state_slots.shape[-2] != self.requests or columns not in (1, self.queries):
+        if columns not in (1, self.queries) or self.state_slots.shape[-2] != self.requests:
             raise ValueError(f"state_slots {self.state_slots.shape}: expected [{self.requests}, 1 or {self.queries}]")
         window = program.config.linear_attention.conv_width - 2 + self.queries
         if columns > 1 and caches.conv and caches.conv[0].shape[1] < window:
