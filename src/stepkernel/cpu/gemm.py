@@ -11,11 +11,13 @@ from stepkernel.cpu.tile import PAIR_BYTES, tile
 from stepkernel.cpu.vmath import round_bf16
 
 LANES = isa.gemm_lanes()
-# Inputs of a chunk / 2: 32 KiB of two groups stay close while further rows use them. 16-lane sums cannot be resumed.
+# Inputs of a chunk / 2: 48 KiB of three groups stay close while further rows use them. 16-lane sums cannot be resumed.
 CHUNK_PAIRS = 512 if LANES == 8 else 1 << 40
 AHEAD = 1024
-_4x1, _4x2 = tile(4, 1, AHEAD, LANES), tile(4, 2, AHEAD, LANES)
-_2x1, _2x2, _2x3, _2x4 = (tile(2, rows, AHEAD, LANES) for rows in (1, 2, 3, 4))
+# 3 x 4 runs at 48 G multiply-adds/s of 54 possible, if rows and groups do not all fall on the same lines of the L1
+# (layout.py); it needs the reload, without which LLVM spills a sum.
+_4x1, _4x2 = tile(4, 1, AHEAD, LANES), tile(4, 2, AHEAD, LANES, reload=True)
+_3x2, _3x3, _3x4 = tile(3, 2, AHEAD, LANES), tile(3, 3, AHEAD, LANES), tile(3, 4, AHEAD, LANES, reload=True)
 _1x1, _1x2, _1x3, _1x4 = (tile(1, rows, 0, LANES) for rows in (1, 2, 3, 4))
 
 
@@ -32,38 +34,26 @@ def _one_group(w: int, xs: int, ys: int, y_first: int, start: int, pairs: int, r
 
 
 @inner
-def _two_groups(
-    w: int,
-    w_step: int,
-    xs: int,
-    ys: int,
-    y_first: int,
-    y_step: int,
-    start: int,
-    pairs: int,
-    resume: int,
-    rows: int,
+def _three_groups(
+    w: int, w_step: int, xs: int, ys: int, y_first: int, y_step: int, start: int, pairs: int, resume: int, rows: int
 ) -> None:
-    # 2 x 4 keeps its 8 sums and the weights in 16 registers; LLVM spills a sum of 3 x 4 (36 against 46 G mul-add/s).
-    if rows == 1:
-        _2x1(w, w_step, xs, ys, y_first, y_step, start, pairs, resume)
-    elif rows == 2:
-        _2x2(w, w_step, xs, ys, y_first, y_step, start, pairs, resume)
+    if rows == 2:
+        _3x2(w, w_step, xs, ys, y_first, y_step, start, pairs, resume)
     elif rows == 3:
-        _2x3(w, w_step, xs, ys, y_first, y_step, start, pairs, resume)
+        _3x3(w, w_step, xs, ys, y_first, y_step, start, pairs, resume)
     else:
-        _2x4(w, w_step, xs, ys, y_first, y_step, start, pairs, resume)
+        _3x4(w, w_step, xs, ys, y_first, y_step, start, pairs, resume)
 
 
 @inner
 def gemm(w: int, group_bytes: int, xs: int, ys: int, rows: int, first: int, last: int, pairs: int) -> None:
     """Outputs of groups first..last for `rows` rows; `xs` and `ys` are addresses of row pointers.
 
-    Groups that run together lie a quarter (a half) of the range apart: several far-apart streams read faster than one
+    Groups that run together lie a quarter (a third) of the range apart: several far-apart streams read faster than one
     (100 % against 75 % of the roof). More than four rows go in tiles of at most four over chunks of the inputs.
     """
     out_of_line()
-    together = 4 if rows <= 2 else 2
+    together = 4 if rows <= 2 else 3
     chunk = pairs if rows <= 4 else CHUNK_PAIRS
     apart = (last - first) // together
     w_step, y_step = apart * group_bytes, apart * 32
@@ -80,7 +70,7 @@ def gemm(w: int, group_bytes: int, xs: int, ys: int, rows: int, first: int, last
                 while tiles > 0:
                     size = (rows - row + tiles - 1) // tiles
                     p = row * 8
-                    _two_groups(at, w_step, xs + p, ys + p, y, y_step, start * PAIR_BYTES, length, start, size)
+                    _three_groups(at, w_step, xs + p, ys + p, y, y_step, start * PAIR_BYTES, length, start, size)
                     row, tiles = row + size, tiles - 1
     for g in range(first + together * apart, last):
         row, tiles = 0, (rows + 3) // 4

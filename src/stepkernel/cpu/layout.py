@@ -56,7 +56,7 @@ def lay_out(program: Program, arena: Arena) -> Layout:
             if missing != ordered:
                 raise ValueError(f"{stage.name}: outputs {ordered} lie apart from an earlier joint product")
             widths = [padded(shapes[name].width) for name in ordered]
-            joint = arena.array((program.rows, sum(widths)), np.float32)
+            joint = arena.array((program.rows, spread(sum(widths))), np.float32)
             start = 0
             for name, width in zip(ordered, widths, strict=True):
                 buffers[name] = joint[:, start : start + shapes[name].width]
@@ -65,7 +65,7 @@ def lay_out(program: Program, arena: Arena) -> Layout:
         if buffer.name in buffers:
             continue
         dtype = np.int32 if buffer.dtype == "i32" else np.float32
-        rows = (program.rows, padded(buffer.width))
+        rows = (program.rows, spread(padded(buffer.width)))
         shape = (buffer.copies, *rows) if buffer.copies > 1 or buffer.name == "blocks" else rows
         buffers[buffer.name] = arena.array(shape, dtype)[..., : buffer.width]
     return Layout(buffers)
@@ -74,6 +74,12 @@ def lay_out(program: Program, arena: Arena) -> Layout:
 def order(program: Program, names: list[str]) -> list[str]:
     """BF16 buffers before float32 ones, so that what must be rounded is one range."""
     return sorted(names, key=lambda name: program.buffer(name).dtype != "bf16")
+
+
+def spread(width: int) -> int:
+    """Values from row to row: rows 4 KiB apart share their lines of the L1, where a tile's rows and weight groups then
+    displace each other (4 x 2 tiles ran at 26 instead of 41 G multiply-adds/s)."""
+    return width + 16 if width * 4 % 1024 == 0 else width
 
 
 def padded(width: int) -> int:

@@ -166,7 +166,7 @@ splat_i32 = operation(i32x8, types.int32, emit=lambda b, v: splat_ir(b, v[0], LA
 broadcast_f32 = operation(f32x8, types.int64, emit=lambda b, v: splat_ir(b, load_ir(b, v[0], F32, 4), LANES))
 multiply_add = operation(f32x8, f32x8, f32x8, f32x8, emit=lambda b, v: multiply_add_ir(b, v[0], v[1], v[2]))
 add_f32, subtract_f32, multiply_f32, divide_f32 = (binary(f32x8, name) for name in ("fadd", "fsub", "fmul", "fdiv"))
-add_i32, subtract_i32, and_i32 = (binary(i32x8, name) for name in ("add", "sub", "and_"))
+add_i32, subtract_i32, and_i32, or_i32 = (binary(i32x8, name) for name in ("add", "sub", "and_", "or_"))
 # A NaN in the first operand stays: min/max that drop it would hide a broken request (faults 1 and 3 of the field).
 min_f32 = operation(f32x8, f32x8, f32x8, emit=_select_compare("<"))
 max_f32 = operation(f32x8, f32x8, f32x8, emit=_select_compare(">"))

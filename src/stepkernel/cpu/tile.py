@@ -2,7 +2,7 @@
 
 A weight matrix [N, K] is stored `[N / 8][K / 2][8 outputs][2 inputs]`: a 32-byte load is 8 outputs x 2 inputs (a pair)
 of a *group*. The even input is `bits << 16`, the odd one `bits & 0xffff0000`, both exact, and nothing is summed across
-lanes. With 16 lanes (AVX-512) a load is two pairs: the lower half of a sum collects even pairs, the upper half odd ones.
+lanes. With 16 lanes (AVX-512) a load is two pairs: the lower half of a sum collects even pairs, the upper half odd.
 """
 
 from collections.abc import Sequence
@@ -21,6 +21,7 @@ from stepkernel.cpu.simd import (
     f32x8,
     load_ir,
     multiply_add_ir,
+    opaque_ir,
     prefetch_ir,
     store_ir,
 )
@@ -29,13 +30,14 @@ PAIR_BYTES = 32  # 8 outputs x 2 inputs
 STEP_BYTES = 64  # of each group in one iteration: a cache line, 4 inputs
 
 
-def tile(groups: int, rows: int, ahead: int, lanes: int) -> Any:
+def tile(groups: int, rows: int, ahead: int, lanes: int, reload: bool = False) -> Any:
     """A kernel for `groups` weight groups x `rows` rows, unrolled, with `lanes` (8 or 16) values in a vector.
 
     Arguments: weights of the first group, bytes between groups, address of `rows` input pointers (float32), address of
     `rows` output pointers (float32), byte offset of the first group in an output row, bytes between groups there, byte
     offset of the first pair within a group, pairs (even), and whether the output holds a partial sum to go on from (8
-    lanes only). `ahead` > 0 prefetches that many bytes in front.
+    lanes only). `ahead` > 0 prefetches that many bytes in front. `reload` loads the weights again for
+    the odd inputs instead of keeping them, which saves `groups` registers.
     """
 
     @intrinsic  # type: ignore[untyped-decorator]
@@ -52,7 +54,7 @@ def tile(groups: int, rows: int, ahead: int, lanes: int) -> Any:
         resume: Any,
     ) -> Any:
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Sequence[ir.Value]) -> ir.Value:
-            _emit(builder, values, groups, rows, ahead, lanes)
+            _emit(builder, values, groups, rows, ahead, lanes, reload)
             return context.get_dummy_value()
 
         return types.void(*([types.int64] * 9)), generate
@@ -60,7 +62,9 @@ def tile(groups: int, rows: int, ahead: int, lanes: int) -> Any:
     return kernel
 
 
-def _emit(b: ir.IRBuilder, values: Sequence[ir.Value], groups: int, rows: int, ahead: int, lanes: int) -> None:
+def _emit(
+    b: ir.IRBuilder, values: Sequence[ir.Value], groups: int, rows: int, ahead: int, lanes: int, reload: bool
+) -> None:
     w, w_step, xs, ys, y_first, y_step, start, pairs, resume = values
     floats, words = Vector("f32", lanes), Vector("i32", lanes)
 
@@ -82,12 +86,12 @@ def _emit(b: ir.IRBuilder, values: Sequence[ir.Value], groups: int, rows: int, a
     }
     entry = b.basic_block
     zero = constant_ir(floats, 0.0)
-    again, begin, body, done = (b.append_basic_block(name) for name in ("resume", "begin", "body", "done"))
+    going_on, begin, body, done = (b.append_basic_block(name) for name in ("resume", "begin", "body", "done"))
     if lanes == 8:
-        b.cbranch(b.icmp_signed("!=", resume, number(0)), again, begin)
+        b.cbranch(b.icmp_signed("!=", resume, number(0)), going_on, begin)
     else:
         b.branch(begin)
-    b.position_at_end(again)
+    b.position_at_end(going_on)
     partial = {cell: load_ir(b, outputs[cell], floats.llvm) if lanes == 8 else zero for cell in cells}
     b.branch(begin)
     b.position_at_end(begin)
@@ -95,7 +99,7 @@ def _emit(b: ir.IRBuilder, values: Sequence[ir.Value], groups: int, rows: int, a
     for cell in cells:
         initial[cell] = b.phi(floats.llvm)
         initial[cell].add_incoming(zero, entry)
-        initial[cell].add_incoming(partial[cell], again)
+        initial[cell].add_incoming(partial[cell], going_on)
     b.branch(body)
     b.position_at_end(body)
     step = b.phi(I64)
@@ -111,8 +115,11 @@ def _emit(b: ir.IRBuilder, values: Sequence[ir.Value], groups: int, rows: int, a
         for g in range(groups):
             prefetch_ir(b, [at(weights[g], w_offset, number(ahead))])
     for offset in range(0, STEP_BYTES, 4 * lanes):
-        loaded = [load_ir(b, at(weights[g], w_offset, number(offset)), words.llvm) for g in range(groups)]
+        loaded = [load_ir(b, at(weight, w_offset, number(offset)), words.llvm) for weight in weights]
         for parity in range(2):
+            if parity == 1 and reload:
+                again = [opaque_ir(b, weight) for weight in weights]
+                loaded = [load_ir(b, at(weight, w_offset, number(offset)), words.llvm) for weight in again]
             if parity == 0:
                 exact = [b.bitcast(b.shl(v, sixteen), floats.llvm) for v in loaded]
             else:

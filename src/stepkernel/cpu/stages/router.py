@@ -14,17 +14,23 @@ from stepkernel.cpu.simd import (
     broadcast_f32,
     get_f32,
     get_i64,
+    is_nan,
+    largest_f32,
     load_f32,
+    max_f32,
     multiply_add,
     multiply_f32,
+    or_i32,
     out_of_line,
     put_f32,
     put_i32,
     splat_f32,
     store_f32,
     sum_f32,
+    sum_i32,
     words,
     zero_f32,
+    zero_i32,
 )
 from stepkernel.cpu.step import ROUNDS, ROWS
 from stepkernel.cpu.vmath import activation, round_if, sigmoid
@@ -174,12 +180,20 @@ def argmax(record: int, step: int, threads: int, thread: int) -> None:
     out_of_line()
     logits, stride, out, out_stride, vocab = _argmax_arguments(record)
     first, last = share(get_i64(step + ROWS), threads, thread)
+    whole = vocab // 8 * 8
     for row in range(first, last):
-        best, top = 0, np.float32(-np.inf)
-        broken = False
-        for i in range(vocab):
-            value = get_f32(logits + row * stride + i * 4)
-            if value > top:
-                best, top = i, value
-            broken = broken or value != value
-        put_i32(out + row * out_stride, np.int32(-1 if broken else best))
+        line = logits + row * stride
+        highest, broken = splat_f32(np.float32(-np.inf)), zero_i32()
+        for i in range(0, whole, 8):
+            value = load_f32(line + i * 4)
+            highest = max_f32(highest, value)
+            broken = or_i32(broken, is_nan(value))
+        top, bad = largest_f32(highest), sum_i32(broken) != 0
+        for i in range(whole, vocab):
+            value = get_f32(line + i * 4)
+            bad = bad or value != value
+            top = max(top, value)
+        best = 0
+        while best < vocab - 1 and get_f32(line + best * 4) != top:
+            best += 1
+        put_i32(out + row * out_stride, np.int32(-1 if bad else best))
