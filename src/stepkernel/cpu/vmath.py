@@ -49,7 +49,7 @@ _log2e = constant(f32x8, 1.4426950408889634)
 _ln2_high, _ln2_low = constant(f32x8, -0.693359375), constant(f32x8, 2.12194440e-4)
 _p0, _p1, _p2 = (constant(f32x8, c) for c in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3))
 _p3, _p4, _p5 = (constant(f32x8, c) for c in (4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1))
-_two = constant(f32x8, 2.0)
+_saturated, _vanished = constant(f32x8, 20.0), constant(f32x8, -40.0)
 _root_half, _mantissa, _twenty = constant(i32x8, 0x3F3504F3), constant(i32x8, 0x7FFFFF), constant(f32x8, 20.0)
 _l0, _l1, _l2 = (constant(f32x8, c) for c in (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1))
 _l3, _l4, _l5 = (constant(f32x8, c) for c in (-1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1))
@@ -126,22 +126,28 @@ def silu(x: Any) -> Any:
 
 
 @inner
-def tanh(x: Any) -> Any:
-    """1 - 2 / (e^2x + 1): absolute error 2e-7, saturates without overflow."""
-    return subtract_f32(_one(), divide_f32(_two(), add_f32(exp(add_f32(x, x)), _one())))
+def clamp(x: Any, bound: Any) -> Any:
+    return min_f32(max_f32(x, negative(bound)), bound)
 
 
 @inner
 def activation(gate: Any, up: Any, beta: Any, linear_beta: Any) -> Any:
-    """SiTU for beta > 0 (linear_beta 0: no bound on `up`), else SiLU (spec 2.7)."""
+    """SiTU for beta > 0 (linear_beta 0: no bound on `up`), else SiLU (spec 2.7).
+
+    tanh x = (e^2x - 1) / (e^2x + 1) and sigmoid x = 1 / (1 + e^-x) share one division. Beyond the bounds tanh is 1 to
+    the last bit and sigmoid below 1e-17; within them no product overflows.
+    """
     if beta == np.float32(0.0):
         return multiply_f32(silu(gate), up)
-    b = splat_f32(beta)
-    left = multiply_f32(multiply_f32(b, tanh(divide_f32(gate, b))), sigmoid(gate))
+    two = np.float32(2.0)
+    left = exp(clamp(multiply_f32(gate, splat_f32(two / beta)), _saturated()))
+    top = multiply_f32(subtract_f32(left, _one()), splat_f32(beta))
+    bottom = multiply_f32(add_f32(left, _one()), add_f32(_one(), exp(negative(max_f32(gate, _vanished())))))
     if linear_beta == np.float32(0.0):
-        return multiply_f32(left, up)
-    c = splat_f32(linear_beta)
-    return multiply_f32(left, multiply_f32(c, tanh(divide_f32(up, c))))
+        return multiply_f32(divide_f32(top, bottom), up)
+    right = exp(clamp(multiply_f32(up, splat_f32(two / linear_beta)), _saturated()))
+    top = multiply_f32(top, multiply_f32(subtract_f32(right, _one()), splat_f32(linear_beta)))
+    return divide_f32(top, multiply_f32(bottom, add_f32(right, _one())))
 
 
 @inner
