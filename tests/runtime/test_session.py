@@ -34,9 +34,10 @@ def test_golden_text(open_session: Open, backend: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["kl_p1_len1", "kl_p2_len3", "kl_p3_len17"])
-def test_golden_text_kimi_linear(open_session: Open, name: str) -> None:
+def test_golden_text_kimi_linear(open_session: Open, backend: str, name: str) -> None:
+    """In float32: the text of random weights hangs on rounding."""
     golden = np.load(GOLDEN / f"{name}.npz")
-    session = open_session("tiny-kimi-linear")
+    session = open_session("tiny-kimi-linear", backend, precision="float32")
     result = session.generate([golden["prompt_ids"].tolist()], rules=StopRules(max_tokens=32, ignore_eos=True))[0]
     assert list(result.token_ids) == golden["greedy_tokens"].tolist()
 
