@@ -1,0 +1,29 @@
+"""vLLM's configuration hooks for our models: refusals, and the settings that its CPU platform gets wrong for them."""
+
+from typing import TYPE_CHECKING
+
+from vllm.model_executor.models.config import VerifyAndUpdateConfig
+
+from stepkernel.vllm_plugin.deployment import check_deployment
+from stepkernel.vllm_plugin.options import Options
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, VllmConfig
+
+
+class Configuration(VerifyAndUpdateConfig):
+    """Runs in the process that parses the command line, before any weight is read or any process started."""
+
+    @staticmethod
+    def verify_and_update_model_config(model_config: "ModelConfig") -> None:
+        # vLLM's CPU platform ties MLA to its own kernel: blocks of 16 tokens, no chunked prefill, no prefix caching.
+        # Ours has no such limits, so the model must not count as one of vLLM's MLA models.
+        model_config.model_arch_config.is_deepseek_mla = False
+        # The experts are read and multiplied as stored by this package, not through vLLM's quantisation methods.
+        for config in (model_config.hf_config, model_config.hf_text_config, model_config.model_arch_config):
+            if getattr(config, "quantization_config", None) is not None:
+                config.quantization_config = None
+
+    @staticmethod
+    def verify_and_update_config(vllm_config: "VllmConfig") -> None:
+        check_deployment(vllm_config, Options.parse(vllm_config.additional_config))

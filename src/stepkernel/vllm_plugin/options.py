@@ -1,0 +1,49 @@
+"""What a user sets through vLLM's `--additional-config`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+DecodeBackend = Literal["auto", "latency_specialized"]
+DECODE_BACKENDS: tuple[DecodeBackend, ...] = get_args(DecodeBackend)
+
+
+class DeploymentError(ValueError):
+    """A deployment that cannot run: what was found, what is supported and what to change, in one line."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """decode_backend   "auto": every step on the standard path; "latency_specialized": decode steps as one native call.
+    decode_threads   threads of a native step at most; None: the processors this process may use.
+    activation_bits  15 or 8: integers that activations of MXFP4 experts are turned into.
+    """
+
+    decode_backend: DecodeBackend = "auto"
+    decode_threads: int | None = None
+    activation_bits: int = 15
+
+    @property
+    def specialises(self) -> bool:
+        return self.decode_backend == "latency_specialized"
+
+    @staticmethod
+    def parse(additional: Mapping[str, Any] | None) -> "Options":
+        """Reads our keys; others belong to other plugins. Raises DeploymentError."""
+        given = additional or {}
+        backend = given.get("decode_backend", "auto")
+        if backend not in DECODE_BACKENDS:
+            raise DeploymentError(
+                f"additional_config decode_backend {backend!r}: supported are {' and '.join(DECODE_BACKENDS)}"
+            )
+        threads = given.get("decode_threads")
+        if threads is not None and (
+            isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= 64
+        ):
+            raise DeploymentError(
+                f"additional_config decode_threads {threads!r}: supported are 1 to 64, or leave it out"
+            )
+        bits = given.get("activation_bits", 15)
+        if bits not in (8, 15) or isinstance(bits, bool):
+            raise DeploymentError(f"additional_config activation_bits {bits!r}: supported are 15 and 8")
+        return Options(backend, threads, bits)

@@ -1,0 +1,250 @@
+"""The standard path of a model: its program's stages in torch, for any mixture of requests."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stepkernel.program.program import BLOCKS, PREFIX, Program
+from stepkernel.program.stages import (
+    Absorb,
+    Activate,
+    Argmax,
+    Attend,
+    Combine,
+    Embed,
+    ExpertsDown,
+    ExpertsUp,
+    KdaCore,
+    LatentInsert,
+    Linear,
+    MixNorm,
+    Select,
+    Stage,
+    ValueGate,
+)
+from stepkernel.vllm_plugin.layers import KdaLayer, MlaLayer
+from stepkernel.vllm_plugin.standard import kda, mla, moe
+from stepkernel.vllm_plugin.standard.mix import mix_norm
+from stepkernel.vllm_plugin.standard.numerics import activate, rms_norm
+from stepkernel.vllm_plugin.standard.products import exact_product, product
+from stepkernel.vllm_plugin.standard.weights import Joint, StandardWeights
+
+Values = dict[str, Tensor]
+Action = Callable[[Values], None]
+TOKENS = "token ids"
+
+
+class StandardPath(nn.Module):
+    """`forward` gives the normalised hidden rows, `logits` the float32 logits of chosen rows.
+
+    Values between stages have the dtype of the activations, so every assignment to one is a rounding point (spec 2.1).
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        weights: StandardWeights,
+        dtype: torch.dtype,
+        kda_layers: Mapping[int, KdaLayer],
+        mla_layers: Mapping[int, MlaLayer],
+    ) -> None:
+        super().__init__()
+        self.program, self.dtype = program, dtype
+        self._weights = weights
+        self._kda, self._mla = kda_layers, mla_layers
+        self._actions: list[Action] = []
+        stages = list(program.stages)
+        for position, stage in enumerate(stages):
+            if isinstance(stage, Argmax) or stage.name == "head":
+                continue
+            following = stages[position + 1] if position + 1 < len(stages) else None
+            action = self._action(stage, following)
+            if action is not None:
+                self._actions.append(action)
+        head = next(stage for stage in stages if stage.name == "head")
+        assert isinstance(head, Linear)
+        self._head, self._scale = weights.joints(head)[0].matrix, head.scale
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        values: Values = {TOKENS: input_ids}
+        for action in self._actions:
+            action(values)
+        return values["hidden"]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        found = exact_product(self._head, hidden)
+        return found if self._scale == 1.0 else found * self._scale
+
+    def _action(self, stage: Stage, following: Stage | None) -> Action | None:
+        match stage:
+            case Embed():
+                return self._embed(stage)
+            case MixNorm():
+                return self._mix(stage)
+            case Linear():
+                return self._linear(stage)
+            case Activate():
+                return self._activate(stage)
+            case KdaCore():
+                return self._kda_core(stage)
+            case LatentInsert():
+                return self._insert(stage)
+            case Absorb():
+                return self._absorb(stage)
+            case Attend():
+                return self._attend(stage)
+            case ValueGate():
+                return self._value(stage)
+            case Select():
+                return self._select(stage)
+            case ExpertsUp():
+                assert isinstance(following, ExpertsDown)
+                return self._experts(stage, following)
+            case Combine():
+                return self._combine(stage)
+        return None  # ExpertsDown runs with ExpertsUp
+
+    def _embed(self, stage: Embed) -> Action:
+        table = self._weights.embedding(stage)
+
+        def run(values: Values) -> None:
+            values[stage.out] = F.embedding(values[TOKENS], table).to(self.dtype)
+
+        return run
+
+    def _mix(self, stage: MixNorm) -> Action:
+        norm = self._weights.vector(stage.norm)
+        score = None
+        if stage.score_norm is not None and stage.score_proj is not None:
+            score = self._weights.vector(stage.score_norm) * self._weights.vector(stage.score_proj).view(-1)
+
+        def run(values: Values) -> None:
+            if stage.update != "none":
+                delta = values[stage.delta[0]]
+                for name in stage.delta[1:]:
+                    delta = delta + values[name]
+                values[PREFIX] = delta if stage.update == "restart" else values[PREFIX] + delta
+            prefix = values[PREFIX]
+            blocks = [values[f"{BLOCKS}{i}"] for i in range(stage.sources)]
+            values[stage.out] = mix_norm(stage, [*blocks, prefix], score, norm)
+            if stage.save is not None:
+                values[f"{BLOCKS}{stage.save}"] = prefix
+
+        return run
+
+    def _linear(self, stage: Linear) -> Action:
+        joints = self._weights.joints(stage)
+
+        def run(values: Values) -> None:
+            for joint in joints:
+                _split(joint, values, (exact_product if joint.exact else product)(joint.matrix, values[joint.x]))
+
+        return run
+
+    def _activate(self, stage: Activate) -> Action:
+        def run(values: Values) -> None:
+            both = values[stage.x]
+            out = activate(both[:, : stage.width], both[:, stage.width :], self.program.config)
+            values[stage.out] = out.to(self.dtype)
+
+        return run
+
+    def _kda_core(self, stage: KdaCore) -> Action:
+        layer, weights = self._kda[stage.layer], self._weights.kda(stage)
+
+        def run(values: Values) -> None:
+            batch, state = layer.batch(), layer.state
+            if batch is None or state is None:
+                values[stage.out] = torch.zeros_like(values[stage.gate])
+                return
+            inputs = (values[name] for name in (stage.qkv, stage.gamma, stage.gate, stage.beta))
+            values[stage.out] = kda.kda_core(stage, weights, state, batch, *inputs).to(self.dtype)
+
+        return run
+
+    def _insert(self, stage: LatentInsert) -> Action:
+        layer = self._mla[stage.layer]
+        kv_norm = self._weights.vector(stage.kv_norm)
+        query_norm = None if stage.query_norm is None else self._weights.vector(stage.query_norm)
+
+        def run(values: Values) -> None:
+            kv = values[stage.kv]
+            batch = layer.batch()
+            if batch is not None:
+                latent = rms_norm(kv[:, : stage.lora].float(), kv_norm, stage.eps).to(self.dtype)
+                mla.insert(layer.kv_cache, batch, torch.cat([latent, kv[:, stage.lora :]], 1))
+            if query_norm is not None and stage.query_low is not None and stage.query_out is not None:
+                low = values[stage.query_low].float()
+                values[stage.query_out] = rms_norm(low, query_norm, stage.eps).to(self.dtype)
+
+        return run
+
+    def _absorb(self, stage: Absorb) -> Action:
+        keys = self._weights.heads(stage)
+
+        def run(values: Values) -> None:
+            query = values[stage.x].view(-1, stage.heads, stage.nope + stage.rope)
+            latent = torch.bmm(query[:, :, : stage.nope].transpose(0, 1), keys).transpose(0, 1)
+            values[stage.out] = torch.cat([latent, query[:, :, stage.nope :]], 2)
+
+        return run
+
+    def _attend(self, stage: Attend) -> Action:
+        layer = self._mla[stage.layer]
+
+        def run(values: Values) -> None:
+            query, batch = values[stage.x], layer.batch()
+            if batch is None:
+                values[stage.out] = query.new_zeros(query.shape[0], stage.heads, stage.lora)
+            else:
+                values[stage.out] = mla.attend(stage, layer.kv_cache, batch, query).to(self.dtype)
+
+        return run
+
+    def _value(self, stage: ValueGate) -> Action:
+        matrix = self._weights.heads(stage)
+
+        def run(values: Values) -> None:
+            mixed = values[stage.x].transpose(0, 1)
+            out = torch.bmm(mixed, matrix).transpose(0, 1).flatten(1)
+            if stage.gate is not None:
+                out = (out.float() * values[stage.gate].float().sigmoid()).to(self.dtype)
+            values[stage.out] = out
+
+        return run
+
+    def _select(self, stage: Select) -> Action:
+        bias = self._weights.vector(stage.bias)
+
+        def run(values: Values) -> None:
+            values[stage.ids], values[stage.weights] = moe.select(stage, bias, values[stage.logits])
+
+        return run
+
+    def _experts(self, up: ExpertsUp, down: ExpertsDown) -> Action:
+        expert = self._weights.experts(up, down)
+
+        def run(values: Values) -> None:
+            values[down.out] = moe.experts(self.program.config, expert, values[up.x], values[up.ids])
+
+        return run
+
+    def _combine(self, stage: Combine) -> Action:
+        norm = None if stage.norm is None else self._weights.vector(stage.norm)
+
+        def run(values: Values) -> None:
+            values[stage.out] = moe.combine(stage, norm, values[stage.x], values[stage.weights])
+
+        return run
+
+
+def _split(joint: Joint, values: Values, product: Tensor) -> None:
+    """Hands the columns of a joint product to the parts' buffers; parts of one buffer lie side by side."""
+    spans: dict[str, list[int]] = {}
+    for part, start in zip(joint.parts, joint.starts, strict=True):
+        span = spans.setdefault(part.out, [start, start])
+        span[1] = start + part.matrix.rows
+    for name, (first, last) in spans.items():
+        values[name] = product[:, first:last]
