@@ -1,93 +1,19 @@
 """Both tiny models against the golden outputs, limits from assets/golden/README.md."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 
-from stepkernel.program.stages import MixNorm, Select, Stage
-from stepkernel.reference.mix import mix_input
+from stepkernel.program.stages import Select, Stage
 from stepkernel.reference.step import Step
-
-Golden = dict[str, np.ndarray]
-
-# FP32 engine against the FP32 arrays; the oracle itself varies by up to 1.7e-5 with the order of its sums.
-FLOAT32 = 1e-4
-
-
-@dataclass(frozen=True)
-class Limits:
-    """BF16 engine against the FP32 arrays: relative L2 per row or array; argmax where the margin is
-    larger."""
-
-    logits: float
-    streams: float
-    step_rows: float
-    margin: float
-
-
-# About 1.5 to 3 times what the oracle's own BF16 mode shows (table in the README of the golden files).
-BF16 = {"tiny-k3": Limits(0.01, 0.02, 0.02, 0.3), "tiny-kimi-linear": Limits(0.04, 0.06, 0.08, 1.0)}
-
-
-def prefix(model: Any) -> str:
-    return "k3" if model.name == "tiny-k3" else "kl"
-
-
-def relative(found: np.ndarray, wanted: np.ndarray) -> float:
-    """Largest relative L2 norm over rows."""
-    error = np.linalg.norm(found - wanted, axis=-1) / np.linalg.norm(wanted, axis=-1)
-    return float(error.max())
-
-
-def prompts(model: Any, golden: Callable[[str], Golden]) -> list[Golden]:
-    """All seven prompts of a model; those of the batch file lack the per-layer arrays."""
-    found = [golden(f"{prefix(model)}_{name}") for name in ("p1_len1", "p2_len3", "p3_len17")]
-    batch = golden(f"{prefix(model)}_batch4")
-    for j in range(4):
-        start = f"r{j}_"
-        found.append({k.removeprefix(start): v for k, v in batch.items() if k.startswith(start)})
-    return found
-
-
-@dataclass
-class Recorder:
-    """Collects, for the last row of a step, what the golden files hold."""
-
-    arrays: dict[str, list[np.ndarray]] = field(default_factory=dict)
-
-    def add(self, name: str, values: np.ndarray) -> None:
-        self.arrays.setdefault(name, []).append(values[-1].copy())
-
-    def __call__(self, stage: Stage, step: Step) -> None:
-        if isinstance(stage, MixNorm):
-            place = stage.name.split(".")[1]
-            self.add({"attention": "mix_attn", "mlp": "mix_mlp", "mix": "final_mix"}[place], mix_input(stage, step))
-            if place == "mlp":
-                self.add("attn_out", step.read("attention_out"))
-                self.add("prefix_after_attn", step.read("prefix"))
-            elif stage.delta:
-                self.add("ffn_out", sum(step.read(name) for name in stage.delta))
-                self.add("stream_after_layer", step.read("prefix"))
-            if place == "mix":
-                self.add("final_hidden", step.read("hidden"))
-        if isinstance(stage, Select):
-            self.add("router_ids", step.read(stage.ids))
-            self.add("router_weights", step.read(stage.weights))
-
-    def stacked(self) -> dict[str, np.ndarray]:
-        return {name: np.squeeze(np.stack(rows)) for name, rows in self.arrays.items()}
-
-
-STREAMS = ("mix_attn", "mix_mlp", "attn_out", "ffn_out", "prefix_after_attn", "stream_after_layer")
-FINAL = ("final_mix", "final_hidden")
+from support.golden import BF16, FINAL, FLOAT32, STREAMS, Golden, Recorder, prefix, prompts, relative
 
 
 @pytest.mark.parametrize("name", ["p1_len1", "p2_len3", "p3_len17"])
 def test_float32_layers(model: Any, golden: Callable[[str], Golden], name: str) -> None:
-    wanted = golden(f"{prefix(model)}_{name}")
+    wanted = golden(f"{prefix(model.name)}_{name}")
     recorder = Recorder()
     engine = model.engine("float32")
     request = engine.admit()
@@ -98,8 +24,8 @@ def test_float32_layers(model: Any, golden: Callable[[str], Golden], name: str) 
     np.testing.assert_array_equal(found["router_ids"], wanted["router_ids"])
 
 
-def test_float32_prompts_states_and_greedy_text(model: Any, golden: Callable[[str], Golden]) -> None:
-    for wanted in prompts(model, golden):
+def test_float32_prompts_states_and_greedy_text(model: Any) -> None:
+    for wanted in prompts(model.name):
         engine = model.engine("float32")
         request = engine.admit()
         logits = engine.prefill(request, wanted["prompt_ids"].tolist())
@@ -120,7 +46,7 @@ def test_float32_prompts_states_and_greedy_text(model: Any, golden: Callable[[st
 @pytest.mark.parametrize("name", ["p1_len1", "p2_len3", "p3_len17"])
 def test_bf16_layers(model: Any, golden: Callable[[str], Golden], name: str) -> None:
     limits = BF16[model.name]
-    wanted = golden(f"{prefix(model)}_{name}")
+    wanted = golden(f"{prefix(model.name)}_{name}")
     recorder = Recorder()
     engine = model.engine("bf16")
     request = engine.admit()
@@ -132,9 +58,9 @@ def test_bf16_layers(model: Any, golden: Callable[[str], Golden], name: str) -> 
         assert relative(found[key], wanted[key]) < limits.streams, key
 
 
-def test_bf16_prompts_and_states(model: Any, golden: Callable[[str], Golden]) -> None:
+def test_bf16_prompts_and_states(model: Any) -> None:
     limits = BF16[model.name]
-    for wanted in prompts(model, golden):
+    for wanted in prompts(model.name):
         engine = model.engine("bf16")
         request = engine.admit()
         logits = engine.prefill(request, wanted["prompt_ids"].tolist())
@@ -150,11 +76,11 @@ def test_bf16_prompts_and_states(model: Any, golden: Callable[[str], Golden]) ->
             assert relative(found.reshape(flat), wanted[key].reshape(flat)) < limits.streams, key
 
 
-def test_bf16_steps_teacher_forced(model: Any, golden: Callable[[str], Golden]) -> None:
+def test_bf16_steps_teacher_forced(model: Any) -> None:
     """All prompts as one batch. A router that chooses another expert at a near tie is no rounding error, so
     argmax is not held on steps where the sets differ from those of the float32 engine."""
     limits = BF16[model.name]
-    cases = prompts(model, golden)
+    cases = prompts(model.name)
     runs = []
     for rounding in ("float32", "bf16"):
         engine = model.engine(rounding)
@@ -186,10 +112,10 @@ def test_bf16_steps_teacher_forced(model: Any, golden: Callable[[str], Golden]) 
     assert np.quantile(errors, 0.95) < limits.step_rows
 
 
-def test_bf16_greedy_text_of_the_trained_model(k3: Any, golden: Callable[[str], Golden]) -> None:
+def test_bf16_greedy_text_of_the_trained_model(k3: Any) -> None:
     """Each prompt alone. In a batch, sums in another order may flip the near ties that greedy text hangs on (margin
     0.05 at token 6 of the prompt of 70 tokens, with a router near tie one step before)."""
-    for wanted in prompts(k3, golden):
+    for wanted in prompts(k3.name):
         engine = k3.engine("bf16", requests=1)
         request = engine.admit()
         text = [int(engine.prefill(request, wanted["prompt_ids"].tolist()).argmax())]
