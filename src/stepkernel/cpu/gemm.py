@@ -13,7 +13,7 @@ from stepkernel.cpu.vmath import round_bf16
 LANES = isa.gemm_lanes()
 # Inputs of a chunk / 2: 48 KiB of three groups stay close while further rows use them. 16-lane sums cannot be resumed.
 CHUNK_PAIRS = 512 if LANES == 8 else 1 << 40
-AHEAD = 1024
+AHEAD = 512
 # 3 x 4 runs at 48 G multiply-adds/s of 54 possible, if rows and groups do not all fall on the same lines of the L1
 # (layout.py); it needs the reload, without which LLVM spills a sum.
 _4x1, _4x2 = tile(4, 1, AHEAD, LANES), tile(4, 2, AHEAD, LANES, reload=True)

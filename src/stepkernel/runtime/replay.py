@@ -1,12 +1,15 @@
 """Times the prepared step by direct replay: the same steps on both paths, the machine's read roof in between.
 
 Both paths start from one copy of caches and states and see the same tokens, so the experts that are counted once belong
-to every timed step. Order: roof, specialised, standard, roof, standard, specialised, roof.
+to every timed step. Order: specialised, standard, standard, specialised. The read roof is measured before, after and
+between every few specialised steps, because the bandwidth of a shared machine moves within a second.
 """
 
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from stepkernel.model.weights import Weights
@@ -20,7 +23,9 @@ from stepkernel.runtime.engine import Engine, EngineOptions, specialise
 from stepkernel.runtime.scenario import PAGE_TOKENS, Scenario, make_scenario, without_state_table
 
 WARM_UP = 2
-ROOF_SECONDS = 0.4
+ROOF_SECONDS = 0.05
+STEPS_BETWEEN_ROOFS = 8
+REST_SECONDS = 0.3  # NumPy's threads spin for a while after a product and would take a processor from the step
 Say = Callable[[str], None]
 
 
@@ -91,11 +96,10 @@ def time_steps(
         experts = count_experts(executor, inputs)
         order = ((fast, steps, WARM_UP, fast_times), (plain, standard_steps, 1, plain_times))
         for blocks in (order, order[::-1]):
-            roofs.append(read_roof(threads, ROOF_SECONDS))
             for engine, count, warm_up, times in blocks:
                 say(f"{requests} requests: {engine.options.backend} steps")
-                times += _block(engine, scenario, caches, inputs[: count + warm_up], warm_up)
-        roofs.append(read_roof(threads, ROOF_SECONDS))
+                measure = partial(read_roof, threads, ROOF_SECONDS) if engine is fast else None
+                times += _block(engine, scenario, caches, inputs[: count + warm_up], warm_up, roofs, measure)
     finally:
         fast.close()
     program = build_program(config, requests=requests)
@@ -130,10 +134,23 @@ def count_experts(executor: Executor, inputs: list[StepInputs]) -> list[dict[int
     return counted
 
 
-def _block(engine: Engine, scenario: Scenario, caches: Caches, inputs: list[StepInputs], warm_up: int) -> list[float]:
-    """Milliseconds of the steps after the warm-up, from the scenario's states on."""
+def _block(
+    engine: Engine,
+    scenario: Scenario,
+    caches: Caches,
+    inputs: list[StepInputs],
+    warm_up: int,
+    roofs: list[float],
+    measure: Callable[[], float] | None,
+) -> list[float]:
+    """Milliseconds of the steps after the warm-up, from the scenario's states on; roofs, if measured, go to `roofs`."""
     copy_caches(scenario.caches, caches)
     engine.times.clear()
-    for step in inputs:
+    time.sleep(REST_SECONDS)
+    for index, step in enumerate(inputs):
+        if measure is not None and index % STEPS_BETWEEN_ROOFS == 0:
+            roofs.append(measure())
         engine.decode(step)
+    if measure is not None:
+        roofs.append(measure())
     return [1e3 * taken.seconds for taken in engine.times][warm_up:]

@@ -225,20 +225,23 @@ def experts_up(record: int, step: int, threads: int, thread: int, scratch: int) 
         before += groups * cost
         if begin >= end:
             continue
-        for s in range(slots):
-            row = get_i64(order + (start + s) * 8) // top_k
-            put_i64(xs + s * 8, x + row * x_stride if bits == 0 else records + row * record_size)
         w = matrix + get_i64(entry) * expert_bytes
-        _multiply(w, size, xs, ys, slots, 2 * begin, 2 * end, columns, bits)
-        for s in range(slots):
-            place = get_i64(order + (start + s) * 8)
-            row = place // top_k
-            target = out + row * out_stride + (place - row * top_k) * groups * 32
-            source = products + s * product_size
-            for g in range(begin, end):
-                gate = round_if(load_f32(source + g * 64), rounds)
-                up = round_if(load_f32(source + g * 64 + 32), rounds)
-                store_f32(target + g * 32, round_if(activation(gate, up, beta, linear_beta), rounds))
+        # `rows` slots at a time: all of them if a router names an expert once a row, and what the products can hold.
+        for done in range(0, slots, rows):
+            some = min(rows, slots - done)
+            for s in range(some):
+                row = get_i64(order + (start + done + s) * 8) // top_k
+                put_i64(xs + s * 8, x + row * x_stride if bits == 0 else records + row * record_size)
+            _multiply(w, size, xs, ys, some, 2 * begin, 2 * end, columns, bits)
+            for s in range(some):
+                place = get_i64(order + (start + done + s) * 8)
+                row = place // top_k
+                target = out + row * out_stride + (place - row * top_k) * groups * 32
+                source = products + s * product_size
+                for g in range(begin, end):
+                    gate = round_if(load_f32(source + g * 64), rounds)
+                    up = round_if(load_f32(source + g * 64 + 32), rounds)
+                    store_f32(target + g * 32, round_if(activation(gate, up, beta, linear_beta), rounds))
 
 
 @inner
