@@ -10,10 +10,10 @@ from stepkernel.cpu.gemm import gemm
 from stepkernel.cpu.jit import entry
 from stepkernel.cpu.pack import bf16_bytes, pack_bf16, pack_mxfp4
 from stepkernel.cpu.simd import load_f32, store_f32
-from stepkernel.cpu.vmath import exp, log, round_bf16, sigmoid, silu, softplus, tanh
+from stepkernel.cpu.vmath import activation, exp, log, round_bf16, sigmoid, silu, softplus
 from stepkernel.model.weights import PackedMatrix
 
-FUNCTIONS = ("exp", "log", "sigmoid", "silu", "softplus", "tanh", "round_bf16")
+FUNCTIONS = ("exp", "log", "sigmoid", "silu", "softplus", "round_bf16")
 
 
 @entry("void(int64, int64, int64, int64, int64, int64, int64, int64)")
@@ -47,10 +47,14 @@ def _apply(function: int, x: int, y: int, count: int) -> None:
             store_f32(y + i, silu(value))
         elif function == 4:
             store_f32(y + i, softplus(value))
-        elif function == 5:
-            store_f32(y + i, tanh(value))
         else:
             store_f32(y + i, round_bf16(value))
+
+
+@entry("void(int64, int64, int64, int64, float32, float32)")
+def _activate(gate: int, up: int, y: int, count: int, beta: float, linear_beta: float) -> None:
+    for i in range(0, count * 4, 32):
+        store_f32(y + i, activation(load_f32(gate + i), load_f32(up + i), beta, linear_beta))
 
 
 def apply(name: str, x: np.ndarray) -> np.ndarray:
@@ -61,6 +65,14 @@ def apply(name: str, x: np.ndarray) -> np.ndarray:
     out = np.empty_like(padded)
     _apply(FUNCTIONS.index(name), address(padded), address(out), padded.size)
     return out[: x.size].reshape(x.shape)
+
+
+def activate(gate: np.ndarray, up: np.ndarray, beta: float, linear_beta: float) -> np.ndarray:
+    """SiTU, or SiLU for beta 0, of float32 values, a multiple of 8 of them."""
+    _activate.prepare()
+    out = np.empty_like(gate)
+    _activate(address(gate), address(up), address(out), gate.size, beta, linear_beta)
+    return out
 
 
 class Product:

@@ -8,7 +8,7 @@ import numpy as np
 from stepkernel.cpu import isa
 from stepkernel.model.weights import PackedMatrix
 from support.cpu import CpuModel, _checkpoint
-from support.kernels import FUNCTIONS, Bf16Product, Mxfp4Product, apply
+from support.kernels import FUNCTIONS, Bf16Product, Mxfp4Product, activate, apply
 
 
 def digest(*arrays: np.ndarray) -> str:
@@ -30,7 +30,9 @@ def kernels() -> dict[str, str]:
     for bits in (15, 8):
         found[f"mxfp4-{bits}"] = digest(canonical(Mxfp4Product(packed, bits).run(x)))
     values = np.linspace(-90, 90, 10001, dtype=np.float32)
-    found["vmath"] = digest(*(apply(name, np.abs(values) + 1e-3 if name == "log" else values) for name in FUNCTIONS))
+    functions = [apply(name, np.abs(values) + np.float32(1e-3) if name == "log" else values) for name in FUNCTIONS]
+    pair = np.ascontiguousarray(values[:10000]), np.ascontiguousarray(values[:10000][::-1])
+    found["vmath"] = digest(*functions, *(activate(*pair, *betas) for betas in ((4.0, 25.0), (4.0, 0.0), (0.0, 0.0))))
     return found
 
 
