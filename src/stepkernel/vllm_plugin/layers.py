@@ -38,7 +38,7 @@ class KdaLayer(nn.Module, MambaBase):
         ranks = vllm_config.parallel_config.tensor_parallel_size
         self._shapes = state_shapes(config, ranks, vllm_config.num_speculative_tokens)
         self._dtypes = (vllm_config.model_config.dtype, torch.float32)
-        self.kv_cache = ()
+        self.kv_cache: tuple[Tensor, ...] = ()
         _announce(self, vllm_config, prefix)
 
     @property
@@ -72,7 +72,7 @@ class MlaLayer(nn.Module, AttentionLayerBase):
         self.prefix = prefix
         self._row = config.latent_row
         self._dtype = vllm_config.model_config.dtype
-        self.kv_cache = torch.empty(0)
+        self.kv_cache: Tensor = torch.empty(0)
         _announce(self, vllm_config, prefix)
 
     def get_attn_backend(self) -> type[AttentionBackend]:

@@ -1,25 +1,29 @@
 """The model class that vLLM instantiates for the Kimi K3 family."""
 
+import time
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from vllm.config import VllmConfig
-from vllm.logger import init_logger
 from vllm.model_executor.layers.mamba.mamba_utils import MambaStateCopyFuncCalculator
 from vllm.model_executor.models.interfaces import HasInnerState, IsHybrid
 
 from stepkernel.model.checkpoint import Checkpoint
 from stepkernel.model.config import ModelConfig
+from stepkernel.model.weights import Weights
 from stepkernel.program.builder import build_program
+from stepkernel.program.program import MAX_ROWS
+from stepkernel.program.routing import StepFacts, route
+from stepkernel.vllm_plugin.batch import PageBatch
+from stepkernel.vllm_plugin.counters import StepCounters
 from stepkernel.vllm_plugin.layers import Dtypes, KdaLayer, MlaLayer, Shapes, state_shapes
 from stepkernel.vllm_plugin.options import Options
 from stepkernel.vllm_plugin.standard.path import StandardPath
-from stepkernel.vllm_plugin.standard.weights import PlainWeights
-
-logger = init_logger("vllm.stepkernel")
+from stepkernel.vllm_plugin.standard.weights import PlainWeights, StandardWeights
 
 
 class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
@@ -36,13 +40,34 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
         self.kda_layers = {i: KdaLayer(self.config, vllm_config, f"{name}.{i}.kda") for i in self.config.kda_layers}
         self.mla_layers = {i: MlaLayer(self.config, vllm_config, f"{name}.{i}.mla") for i in self.config.mla_layers}
         self.program = build_program(self.config)
+        self.counters = StepCounters()
         self.standard: StandardPath | None = None
+        self.decode: Any = None
+        self._ready: Tensor | None = None
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Reads the checkpoint itself, memory-mapped and checked; vLLM's iterator is left alone."""
         source = self.checkpoint.weights()
-        plain = PlainWeights(self.program, source, self.dtype)
-        self.standard = StandardPath(self.program, plain, self.dtype, self.kda_layers, self.mla_layers)
+        chosen: StandardWeights = (
+            self._prepare_decode(source) if self.options.specialises else PlainWeights(self.program, source, self.dtype)
+        )
+        self.standard = StandardPath(self.program, chosen, self.dtype, self.kda_layers, self.mla_layers)
+
+    def _prepare_decode(self, source: Weights) -> StandardWeights:
+        """Packs the weights once, compiles the kernels, and lets the standard path read what was packed."""
+        # Imported late: it brings a compiler along, which the standard path alone does not need.
+        from stepkernel.cpu import interpreter
+        from stepkernel.cpu.weights import pack_weights
+        from stepkernel.vllm_plugin.decode import SpecialisedDecode
+        from stepkernel.vllm_plugin.standard.packed import PackedWeights
+
+        packed = pack_weights(self.program, source, self.options.activation_bits)
+        interpreter.enter.prepare()
+        requests = min(self.vllm_config.scheduler_config.max_num_seqs, MAX_ROWS)
+        self.decode = SpecialisedDecode(
+            self.config, packed, self.kda_layers, self.mla_layers, self.dtype, requests, self.options.decode_threads
+        )
+        return PackedWeights(self.program, packed, source, self.dtype)
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
         raise NotImplementedError("prompt embeddings are not supported")
@@ -55,13 +80,31 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
         inputs_embeds: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Normalised hidden rows; without rotation, positions are only in the lengths."""
+        """Normalised hidden rows; without rotation, positions are only in the lengths.
+
+        The one decision about the path of a step is made here, from what all ranks know.
+        """
         assert self.standard is not None
-        return self.standard(input_ids)
+        self._ready = None
+        pages = next(iter(self.mla_layers.values())).batch() if self.mla_layers else None
+        if pages is None:
+            return self.standard(input_ids)
+        taken = route(step_facts(pages, 0 if self.decode is None else self.decode.max_requests))
+        started = time.perf_counter()
+        if taken.kind == "specialized":
+            outputs = self.decode.run(input_ids, pages)
+            hidden, self._ready = outputs.hidden, outputs.logits
+        else:
+            hidden = self.standard(input_ids)
+        self.counters.count(taken, time.perf_counter() - started)
+        return hidden
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
-        """float32 [rows, vocab]."""
+        """float32 [rows, vocab]; a specialised step has them already, one row for each request in order."""
         assert self.standard is not None
+        ready, self._ready = self._ready, None
+        if ready is not None and len(ready) == len(hidden_states):
+            return ready
         return self.standard.logits(hidden_states)
 
     @classmethod
@@ -77,6 +120,21 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
     @classmethod
     def get_mamba_state_copy_func(cls) -> Any:
         return MambaStateCopyFuncCalculator.kda_state_copy_func()
+
+
+def step_facts(pages: PageBatch, prepared: int) -> StepFacts:
+    """What the router needs to know of a step; `prepared` is 0 if there is no specialised path."""
+    sizes = {last - first for first, last in pairwise(pages.starts)}
+    queries = sizes.pop() if len(sizes) == 1 else 0
+    return StepFacts(
+        backend="latency_specialized" if prepared else "standard",
+        requests=pages.requests,
+        rows=pages.rows,
+        queries=queries,
+        has_prefill=queries > 1 or bool(sizes),
+        uniform=queries > 0,
+        prepared_requests=prepared,
+    )
 
 
 def model_directory(vllm_config: VllmConfig) -> Path:

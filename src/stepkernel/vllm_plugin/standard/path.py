@@ -186,7 +186,7 @@ class StandardPath(nn.Module):
 
         def run(values: Values) -> None:
             query = values[stage.x].view(-1, stage.heads, stage.nope + stage.rope)
-            latent = torch.bmm(query[:, :, : stage.nope].transpose(0, 1), keys).transpose(0, 1)
+            latent = torch.bmm(query[:, :, : stage.nope].transpose(0, 1), keys()).transpose(0, 1)
             values[stage.out] = torch.cat([latent, query[:, :, stage.nope :]], 2)
 
         return run
@@ -208,7 +208,7 @@ class StandardPath(nn.Module):
 
         def run(values: Values) -> None:
             mixed = values[stage.x].transpose(0, 1)
-            out = torch.bmm(mixed, matrix).transpose(0, 1).flatten(1)
+            out = torch.bmm(mixed, matrix()).transpose(0, 1).flatten(1)
             if stage.gate is not None:
                 out = (out.float() * values[stage.gate].float().sigmoid()).to(self.dtype)
             values[stage.out] = out

@@ -53,6 +53,13 @@ class PackedMatrix:
             first = group * LANES
             yield first, self.scratch.converted(rows)[: self.outputs - first]
 
+    def whole(self) -> Tensor:
+        """All rows at once, valid until the scratch is used again."""
+        inputs = self.words.shape[1] * 2
+        rows = self.scratch.take(self.words.shape[0] * LANES, inputs)
+        rows.view(torch.int32).view(-1, LANES, inputs // 2).copy_(self.words.transpose(1, 2))
+        return self.scratch.converted(rows)[: self.outputs]
+
 
 class Scratch:
     """Memory that unpacked weights share; float32 activations get a converted copy."""

@@ -49,7 +49,7 @@ class StandardWeights(Protocol):
 
     def joints(self, stage: Linear) -> list[Joint]: ...
 
-    def heads(self, stage: Absorb | ValueGate) -> Tensor:
+    def heads(self, stage: Absorb | ValueGate) -> Callable[[], Tensor]:
         """Absorb: W_UK [heads, nope, lora]; ValueGate: W_UV transposed [heads, lora, value]."""
         ...
 
@@ -58,6 +58,13 @@ class StandardWeights(Protocol):
         ...
 
     def kda(self, stage: KdaCore) -> KdaWeights: ...
+
+
+def kda_weights(stage: KdaCore, vector: Callable[[str], Tensor]) -> KdaWeights:
+    width = stage.heads * stage.head_dim
+    filters = torch.cat([vector(name).view(width, stage.conv_width) for name in stage.conv])
+    rate = vector(stage.a_log).exp()
+    return KdaWeights(filters.T.contiguous(), rate, vector(stage.dt_bias), vector(stage.out_norm))
 
 
 def split_parts(program: Program, stage: Linear) -> list[tuple[str, bool, tuple[Projection, ...]]]:
@@ -91,11 +98,11 @@ class PlainWeights:
             self._source.release()
         return found
 
-    def heads(self, stage: Absorb | ValueGate) -> Tensor:
+    def heads(self, stage: Absorb | ValueGate) -> Callable[[], Tensor]:
         kv_b = self._matrix(stage.kv_b).view(stage.heads, stage.nope + stage.value, stage.lora)
-        if isinstance(stage, Absorb):
-            return kv_b[:, : stage.nope].contiguous()
-        return kv_b[:, stage.nope :].mT.contiguous()
+        matrices = kv_b[:, : stage.nope] if isinstance(stage, Absorb) else kv_b[:, stage.nope :].mT
+        kept = matrices.contiguous()
+        return lambda: kept
 
     def experts(self, up: ExpertsUp, down: ExpertsDown) -> Callable[[int], tuple[Tensor, Tensor]]:
         def stacked(*matrices: Shape) -> Any:
@@ -107,14 +114,7 @@ class PlainWeights:
         return lambda e: (ups(e), downs(e))
 
     def kda(self, stage: KdaCore) -> KdaWeights:
-        width = stage.heads * stage.head_dim
-        filters = torch.cat([self.vector(name).view(width, stage.conv_width) for name in stage.conv])
-        return KdaWeights(
-            filters.T.contiguous(),
-            self.vector(stage.a_log).exp(),
-            self.vector(stage.dt_bias),
-            self.vector(stage.out_norm),
-        )
+        return kda_weights(stage, self.vector)
 
     def _matrix(self, name: str) -> Tensor:
         return _tensor(self._source.matrix(name)).to(self._dtype)

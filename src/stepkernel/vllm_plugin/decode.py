@@ -1,0 +1,134 @@
+"""Specialised decode: a step of vLLM as one native call over vLLM's own caches."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stepkernel.cpu.executor import CpuExecutor
+from stepkernel.cpu.weights import CpuWeights
+from stepkernel.model.config import ModelConfig
+from stepkernel.program.builder import build_program
+from stepkernel.program.inputs import Caches, StepInputs
+from stepkernel.vllm_plugin.batch import PageBatch, StateBatch
+from stepkernel.vllm_plugin.layers import KdaLayer, MlaLayer
+
+
+@dataclass(frozen=True)
+class DecodeOutputs:
+    """Valid until the next step: normalised hidden rows in the dtype of the model, float32 logits [rows, vocab]."""
+
+    hidden: Tensor
+    logits: Tensor
+
+
+class SpecialisedDecode:
+    """Executor bound to the caches of vLLM's layers; it is made again when vLLM binds others.
+
+    max_requests  most requests of a step, one token each.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        packed: CpuWeights,
+        kda_layers: Mapping[int, KdaLayer],
+        mla_layers: Mapping[int, MlaLayer],
+        dtype: torch.dtype,
+        max_requests: int,
+        threads: int | None,
+    ) -> None:
+        self.max_requests = max_requests
+        self._config, self._packed, self._dtype, self._threads = config, packed, dtype, threads
+        self._kda = [kda_layers[i] for i in config.kda_layers]
+        self._mla = [mla_layers[i] for i in config.mla_layers]
+        self._executor: CpuExecutor | None = None
+        self._bound: list[Any] = []
+        self._leaders: list[KdaLayer] = []
+
+    def run(self, token_ids: Tensor, pages: PageBatch) -> DecodeOutputs:
+        """One token of each request of `pages`, which `route` has found fit."""
+        executor = self._current()
+        states = [batch for batch in (layer.batch() for layer in self._leaders) if batch is not None]
+        self._clear_fresh(states)
+        outputs = executor.run(_inputs(token_ids, pages, states, executor.caches.page_tokens))
+        rows = len(outputs.logits)
+        hidden = torch.from_numpy(executor.buffers["hidden"][:rows]).to(self._dtype)
+        return DecodeOutputs(hidden, torch.from_numpy(outputs.logits))
+
+    def close(self) -> None:
+        if self._executor is not None:
+            self._executor.close()
+            self._executor = None
+
+    def _current(self) -> CpuExecutor:
+        bound: list[Any] = [*(layer.kv_cache for layer in self._kda), *(layer.kv_cache for layer in self._mla)]
+        unchanged = len(bound) == len(self._bound) and all(a is b for a, b in zip(bound, self._bound, strict=True))
+        if self._executor is None or not unchanged:
+            self.close()
+            self._executor = self._make()
+            self._bound = bound
+        return self._executor
+
+    def _make(self) -> CpuExecutor:
+        caches = Caches(
+            latent=[_array(layer.kv_cache) for layer in self._mla],
+            conv=[_array(layer.kv_cache[0]) for layer in self._kda],
+            recurrent=[_array(layer.kv_cache[1]) for layer in self._kda],
+        )
+        # Layers of one of vLLM's cache groups get the same metadata object, and only they.
+        leaders: dict[int, KdaLayer] = {}
+        for layer in self._kda:
+            leaders.setdefault(id(layer.batch()), layer)
+        order = list(leaders)
+        self._leaders = list(leaders.values())
+        return CpuExecutor(
+            build_program(self._config, requests=self.max_requests),
+            self._packed,
+            caches,
+            threads=self._threads,
+            activations="bf16" if self._dtype == torch.bfloat16 else "float32",
+            state_groups=[order.index(id(layer.batch())) for layer in self._kda],
+        )
+
+    def _clear_fresh(self, states: Sequence[StateBatch]) -> None:
+        """A one-token prompt begins in a slot that holds another request's state."""
+        if not states or not any(states[0].fresh):
+            return
+        fresh = [r for r, is_fresh in enumerate(states[0].fresh) if is_fresh]
+        tables = {id(layer.batch()): layer.batch() for layer in self._leaders}
+        for layer in self._kda:
+            batch = tables[id(layer.batch())]
+            assert batch is not None
+            slots = batch.slots[fresh, 0].long()
+            for state in layer.kv_cache:
+                state[slots] = 0
+
+
+def _inputs(token_ids: Tensor, pages: PageBatch, states: Sequence[StateBatch], page_tokens: int) -> StepInputs:
+    requests = pages.requests
+    columns = -(-max(pages.lengths) // page_tokens) if page_tokens else 0
+    slots = np.zeros((max(1, len(states)), requests, 1), np.int32)
+    for group, batch in enumerate(states):
+        slots[group, :, 0] = batch.slots[:, 0].numpy()
+    return StepInputs(
+        queries=1,
+        token_ids=token_ids[:requests].numpy().astype(np.int32),
+        lengths=np.array(pages.lengths, np.int32),
+        page_table=pages.pages[:, :columns].numpy(),
+        slot_mapping=pages.slots[:requests].numpy(),
+        state_slots=slots,
+        accepted=np.ones(requests, np.int32),
+    )
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    """The tensor's own memory; NumPy knows BF16 only by its bits."""
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
