@@ -40,9 +40,7 @@ CHANGES: dict[str, tuple[Callable[[Tensors], Any], str]] = {
         "layers.1.self_attn.indexer.wq.weight, not part of this kimi_k3 model",
     ),
     "layer too many": (
-        lambda t: t.update(
-            {"language_model.model.layers.2.input_layernorm.weight": np.zeros(64, np.float32)}
-        ),
+        lambda t: t.update({"language_model.model.layers.2.input_layernorm.weight": np.zeros(64, np.float32)}),
         "unexpected tensor language_model.model.layers.2.input_layernorm.weight",
     ),
     "shape": (
@@ -126,17 +124,12 @@ def test_unknown_quantisation(k3_copy: Path) -> None:
     text = (k3_copy / "config.json").read_text().replace("mxfp4-pack-quantized", "nvfp4-pack-quantized")
     (k3_copy / "config.json").write_text(text)
     message = refusal(k3_copy, ConfigError)
-    assert (
-        'quantization_config.format found "nvfp4-pack-quantized"; supported: "mxfp4-pack-quantized"'
-        in message
-    )
+    assert 'quantization_config.format found "nvfp4-pack-quantized"; supported: "mxfp4-pack-quantized"' in message
 
 
 def test_quantised_config_with_plain_experts(linear_copy: Path, k3_copy: Path) -> None:
     raw = json.loads((linear_copy / "config.json").read_text())
-    raw["quantization_config"] = json.loads((k3_copy / "config.json").read_text())["text_config"][
-        "quantization_config"
-    ]
+    raw["quantization_config"] = json.loads((k3_copy / "config.json").read_text())["text_config"]["quantization_config"]
     (linear_copy / "config.json").write_text(json.dumps(raw))
     assert "experts.0.w1.weight, but config.json declares mxfp4 experts" in refusal(linear_copy)
 
@@ -175,9 +168,7 @@ def rewrite_header(path: Path, change: Callable[[dict[str, Any]], None]) -> None
 
 HEAD = "language_model.lm_head.weight"
 HEADERS: dict[str, Callable[[dict[str, Any]], None]] = {
-    "overlap": lambda h: h[HEAD].update(
-        data_offsets=[h[HEAD]["data_offsets"][0] - 8, h[HEAD]["data_offsets"][1] - 8]
-    ),
+    "overlap": lambda h: h[HEAD].update(data_offsets=[h[HEAD]["data_offsets"][0] - 8, h[HEAD]["data_offsets"][1] - 8]),
     "outside": lambda h: h[HEAD].update(data_offsets=[2**40, 2**40 + 8192]),
     "reversed": lambda h: h[HEAD].update(data_offsets=h[HEAD]["data_offsets"][::-1]),
     "negative": lambda h: h[HEAD].update(data_offsets=[-8192, 0]),
@@ -267,9 +258,7 @@ def test_file_that_shrinks_after_opening(k3_copy: Path) -> None:
         ("language_model.model.norm.weight", (5,)),
     ],
 )
-def test_non_finite_weights(
-    value: float, name: str, where: tuple[int, ...], edit: Edit, k3_copy: Path
-) -> None:
+def test_non_finite_weights(value: float, name: str, where: tuple[int, ...], edit: Edit, k3_copy: Path) -> None:
     edit(k3_copy, lambda tensors: tensors[name].__setitem__(where, value))
     checkpoint = Checkpoint.open(k3_copy)
     canonical = name.removeprefix("language_model.")
@@ -279,9 +268,7 @@ def test_non_finite_weights(
         weights = checkpoint.weights(Shard(1, 2), **options)
         return weights.matrix(canonical) if matrix else weights.vector(canonical)
 
-    with pytest.raises(
-        CheckpointError, match=f"model.safetensors: tensor {name} holds NaN or infinity in row"
-    ):
+    with pytest.raises(CheckpointError, match=f"model.safetensors: tensor {name} holds NaN or infinity in row"):
         read()
     assert not np.isfinite(read(check_finite=False).astype(np.float32)).all()
 
@@ -292,9 +279,7 @@ def test_non_finite_scales(scale: int, edit: Edit, k3_copy: Path) -> None:
     checkpoint = Checkpoint.open(k3_copy)
     name = "model.layers.1.block_sparse_moe.experts.1.w2"
     assert checkpoint.weights(Shard(0, 2)).packed(name).shape == (32, 32)
-    with pytest.raises(
-        CheckpointError, match=r"experts\.1\.w2\.weight_scale holds NaN or infinity in row 7 of rank 1"
-    ):
+    with pytest.raises(CheckpointError, match=r"experts\.1\.w2\.weight_scale holds NaN or infinity in row 7 of rank 1"):
         checkpoint.weights(Shard(1, 2)).packed(name)
 
 

@@ -125,11 +125,7 @@ def test_any_prefix(edit: Edit, prefix: str, k3_copy: Path) -> None:
     def rename(tensors: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         outer = "language_model." if prefix.startswith("language_model.") else ""
         return {
-            (
-                outer + "lm_head.weight"
-                if name.endswith("lm_head.weight")
-                else prefix + name.split("model.")[-1]
-            ): value
+            (outer + "lm_head.weight" if name.endswith("lm_head.weight") else prefix + name.split("model.")[-1]): value
             for name, value in tensors.items()
         }
 
@@ -168,9 +164,7 @@ def test_tied_head_reads_the_embedding(edit: Edit, k3_copy: Path) -> None:
     (k3_copy / "config.json").write_text(json.dumps(raw))
     edit(k3_copy, lambda tensors: {k: v for k, v in tensors.items() if "lm_head" not in k})
     weights = Checkpoint.open(k3_copy).weights(Shard(1, 2))
-    np.testing.assert_array_equal(
-        weights.matrix("lm_head.weight"), weights.matrix("model.embed_tokens.weight")
-    )
+    np.testing.assert_array_equal(weights.matrix("lm_head.weight"), weights.matrix("model.embed_tokens.weight"))
 
 
 def test_unaligned_data_is_copied(k3_copy: Path) -> None:
@@ -187,9 +181,7 @@ def test_unaligned_data_is_copied(k3_copy: Path) -> None:
 
 def test_wrong_kind_of_read(assets: Path) -> None:
     weights = Checkpoint.open(assets / "tiny-k3").weights()
-    with pytest.raises(
-        CheckpointError, match=r"no tensor .*w1.weight; it is MXFP4, read it as packed\('model"
-    ):
+    with pytest.raises(CheckpointError, match=r"no tensor .*w1.weight; it is MXFP4, read it as packed\('model"):
         weights.matrix(f"{EXPERT}w1.weight")
     with pytest.raises(CheckpointError, match="is a vector, asked for as a matrix"):
         weights.matrix("model.norm.weight")

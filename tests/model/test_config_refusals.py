@@ -116,9 +116,7 @@ REFUSED: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "message"), REFUSED, ids=[f"{f}={v!r:.20}" for f, v, _ in REFUSED]
-)
+@pytest.mark.parametrize(("field", "value", "message"), REFUSED, ids=[f"{f}={v!r:.20}" for f, v, _ in REFUSED])
 def test_refused(field: str, value: object, message: str) -> None:
     raw = preset("tiny-k3").to_hf_dict()
     *parents, key = field.split(".")
@@ -156,9 +154,7 @@ def test_every_required_key_is_missed() -> None:
 
 
 def test_unknown_family() -> None:
-    with pytest.raises(
-        ConfigError, match=r'c\.json: model_type found "qwen3"; supported: "kimi_k3" or "kimi_linear"'
-    ):
+    with pytest.raises(ConfigError, match=r'c\.json: model_type found "qwen3"; supported: "kimi_k3" or "kimi_linear"'):
         ModelConfig.from_dict({"model_type": "qwen3"}, "c.json")
     with pytest.raises(ConfigError, match="model_type is absent"):
         ModelConfig.from_dict({}, "c.json")

@@ -88,9 +88,7 @@ def test_changed_header_fields(data: st.DataObject, victim: Path, intact: bytes)
 @fuzz
 @given(data=st.data())
 def test_damaged_json(data: st.DataObject, victim: Path, intact: bytes) -> None:
-    name = data.draw(
-        st.sampled_from(["config.json", "model.safetensors.index.json", "generation_config.json"])
-    )
+    name = data.draw(st.sampled_from(["config.json", "model.safetensors.index.json", "generation_config.json"]))
     path = victim / name
     original = path.read_bytes()
     content = bytearray(original)

@@ -58,26 +58,20 @@ def test_bad_ranks(rank: int, size: int) -> None:
 
 
 def test_sizes_that_do_not_divide() -> None:
-    with pytest.raises(
-        ConfigError, match=r"size 4: 2 KDA heads do not divide by 4; supported for this model: 1, 2$"
-    ):
+    with pytest.raises(ConfigError, match=r"size 4: 2 KDA heads do not divide by 4; supported for this model: 1, 2$"):
         shard_sizes(preset("tiny-k3"), 4)
     with pytest.raises(ConfigError, match="size 0: is not a positive number"):
         shard_sizes(preset("tiny-k3"), 0)
     with pytest.raises(ConfigError, match="size 64: 96 KDA heads do not divide by 64"):
         shard_sizes(preset("kimi-k3"), 64)
     odd = replace(preset("tiny-k3"), num_experts=15)
-    with pytest.raises(
-        ConfigError, match=r"15 routed experts do not divide by 2; supported for this model: 1$"
-    ):
+    with pytest.raises(ConfigError, match=r"15 routed experts do not divide by 2; supported for this model: 1$"):
         shard_sizes(odd, 2)
 
 
 def test_packed_groups_are_not_cut() -> None:
     narrow = replace(preset("tiny-k3"), moe_intermediate_size=32, num_shared_experts=4)
-    with pytest.raises(
-        ConfigError, match="16 routed expert columns per rank are no multiple of the MXFP4 group"
-    ):
+    with pytest.raises(ConfigError, match="16 routed expert columns per rank are no multiple of the MXFP4 group"):
         shard_sizes(narrow, 2)
 
 

@@ -59,8 +59,7 @@ def test_layout_equals_the_published_one(name: str, assets: Path, tmp_path: Path
 
     def layout(directory: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
         return {
-            at.stored_name: (at.stored.dtype, at.stored.shape)
-            for at in Checkpoint.open(directory).tensors.values()
+            at.stored_name: (at.stored.dtype, at.stored.shape) for at in Checkpoint.open(directory).tensors.values()
         }
 
     assert layout(synthesize(preset(name), tmp_path / name)) == layout(assets / name)

@@ -106,9 +106,7 @@ def _open_files(directory: Path) -> tuple[SafetensorsFile, ...]:
     if not index.is_file():
         single = directory / SINGLE_FILE
         if not single.is_file():
-            raise CheckpointError(
-                f"{directory}: found neither {INDEX_FILE} nor {SINGLE_FILE}; expected one of them"
-            )
+            raise CheckpointError(f"{directory}: found neither {INDEX_FILE} nor {SINGLE_FILE}; expected one of them")
         return (SafetensorsFile.open(single),)
     weight_map = _read_index(index)
     files: dict[str, SafetensorsFile] = {}
@@ -132,9 +130,7 @@ def _read_index(index: Path) -> dict[str, str]:
         raise CheckpointError(str(error)) from error
     weight_map = raw.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(
-            f"{index}: weight_map is {shown(weight_map)}, expected tensor names with their files"
-        )
+        raise CheckpointError(f"{index}: weight_map is {shown(weight_map)}, expected tensor names with their files")
     for name, file_name in weight_map.items():
         # A bare name only: an index must not reach outside its directory.
         if not isinstance(file_name, str) or Path(file_name).name != file_name or "\0" in file_name:

@@ -52,9 +52,7 @@ def parse(raw: Mapping[str, Any], source: str) -> ModelConfig:
     text.require("num_key_value_heads", num_heads, None)
     activation, beta, linear_beta = _activation(text)
     num_experts = text.integer("num_experts", high=_MAX_EXPERTS)
-    routed = (
-        text.width("routed_expert_hidden_size", _WIDTH) if text.has("routed_expert_hidden_size") else None
-    )
+    routed = text.width("routed_expert_hidden_size", _WIDTH) if text.has("routed_expert_hidden_size") else None
     latent_norm = text.flag("latent_moe_use_norm", False)
     if latent_norm and routed is None:
         text.refuse("latent_moe_use_norm", "false without routed_expert_hidden_size")

@@ -141,9 +141,7 @@ PRESETS: Mapping[str, ModelConfig] = {
         q_lora_rank=128,
         attn_res_block_size=4,
     ),
-    "tiny-kimi-linear": replace(
-        _tiny(_LINEAR_48B, 5), intermediate_size=512, num_experts=8, experts_per_token=2
-    ),
+    "tiny-kimi-linear": replace(_tiny(_LINEAR_48B, 5), intermediate_size=512, num_experts=8, experts_per_token=2),
     "k3-mini": replace(
         _mini(_K3),
         num_shared_experts=2,

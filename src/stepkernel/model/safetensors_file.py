@@ -124,8 +124,7 @@ def _read_header(path: Path, header_size: int) -> dict[str, StoredTensor]:
             names = handle.offset_keys()
             slices = [handle.get_slice(name) for name in names]
             described = [
-                (name, part.get_dtype(), tuple(part.get_shape()))
-                for name, part in zip(names, slices, strict=True)
+                (name, part.get_dtype(), tuple(part.get_shape())) for name, part in zip(names, slices, strict=True)
             ]
     except SafetensorError as error:
         size = path.stat().st_size
@@ -136,9 +135,7 @@ def _read_header(path: Path, header_size: int) -> dict[str, StoredTensor]:
     offset = header_size
     for name, dtype, shape in described:
         if dtype not in _BITS:
-            raise CheckpointError(
-                f"{path}: tensor {name} has dtype {dtype}, expected one of {', '.join(_BITS)}"
-            )
+            raise CheckpointError(f"{path}: tensor {name} has dtype {dtype}, expected one of {', '.join(_BITS)}")
         nbytes = -(-_BITS[dtype] * int(np.prod(shape, dtype=object)) // 8)
         tensors[name] = StoredTensor(dtype, shape, offset, nbytes)
         offset += nbytes

@@ -92,9 +92,5 @@ class ShardWeights:
 
     def _refuse_name(self, name: str) -> NoReturn:
         packed = self._table.find(f"{name}_packed")
-        hint = (
-            f"; it is MXFP4, read it as packed({name.removesuffix('.weight')!r})"
-            if packed is not None
-            else ""
-        )
+        hint = f"; it is MXFP4, read it as packed({name.removesuffix('.weight')!r})" if packed is not None else ""
         raise CheckpointError(f"the model has no tensor {name}{hint}")

@@ -48,9 +48,7 @@ def synthesize(
     parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(parent).free
     if free < total + (total >> 5):
-        raise CheckpointError(
-            f"{target}: needs {total / 1e9:.1f} GB, found {free / 1e9:.1f} GB free on the disk"
-        )
+        raise CheckpointError(f"{target}: needs {total / 1e9:.1f} GB, found {free / 1e9:.1f} GB free on the disk")
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=parent))
     try:
         partial.chmod(0o755)

@@ -137,9 +137,7 @@ def _shared_vector(*shape: int) -> TensorSpec:
 
 def _norms(config: ModelConfig) -> dict[str, TensorSpec]:
     hidden = config.hidden_size
-    norms = {
-        name: _shared_vector(hidden) for name in ("input_layernorm.weight", "post_attention_layernorm.weight")
-    }
+    norms = {name: _shared_vector(hidden) for name in ("input_layernorm.weight", "post_attention_layernorm.weight")}
     if config.uses_attn_res:
         for part in ("self_attention", "mlp"):
             norms[f"{part}_res_norm.weight"] = _shared_vector(hidden)

@@ -57,9 +57,7 @@ def _refuse_missing(config: ModelConfig, table: TensorTable, found: Found, direc
     expert = expert_of(missing)
     if expert is not None and not any(name.startswith(f"{expert[0]}{expert[1]}.") for name in found):
         raise CheckpointError(_expert_count(config, found, expert[0], directory))
-    raise CheckpointError(
-        f"{directory}: tensor {missing} is missing; found {len(found)} of {len(table)} tensors"
-    )
+    raise CheckpointError(f"{directory}: tensor {missing} is missing; found {len(found)} of {len(table)} tensors")
 
 
 def _expert_count(config: ModelConfig, found: Found, prefix: str, where: Path) -> str:

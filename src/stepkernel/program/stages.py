@@ -222,7 +222,7 @@ class Select:
 
 @dataclass(frozen=True)
 class ExpertsUp:
-    """`out[row, slot] = act(x W1_e^T, x W3_e^T)` for the chosen experts (spec 2.8.3). Names hold `{}` for the id."""
+    """`out[row, slot] = act(bf16(x W1_e^T), bf16(x W3_e^T))`, rounded (spec 2.8.3). Names hold `{}` for the expert."""
 
     name: str
     layer: int
