@@ -1,10 +1,12 @@
 """A NaN that belongs to one request stays there, is told, and everybody else's numbers keep their bits."""
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 import pytest
 
+from stepkernel.cpu.executor import CpuExecutor
 from support.cpu import PADDING, CpuModel, Mode
 
 PROMPT = np.random.default_rng(21).integers(0, 2040, 90).tolist()
@@ -93,3 +95,36 @@ def test_a_step_writes_only_what_is_its_own(model: CpuModel) -> None:
             np.delete(flat, own, 0).view(np.uint8), np.delete(old, own, 0).view(np.uint8), f"array {i}"
         )
         assert np.isfinite(flat[own].astype(np.float32)[:, :3]).all()
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+def test_groups_of_layers_with_slots_of_their_own(model: CpuModel, queries: int) -> None:
+    """Layers of two groups read two slot tables: the same numbers wherever the states lie."""
+    layers = len(model.config.kda_layers)
+    groups = [layer % 2 for layer in range(layers)]
+    plain = model.engine(batch=3, columns=queries, threads=2)
+    moved = model.engine(batch=3, columns=queries, threads=2)
+    program = plain.executor(queries).program
+    moved.executors[queries] = CpuExecutor(program, moved.packed, moved.caches, 2, "bf16", groups)
+    requests = [plain.admit(queries, pages=2) for _ in range(3)]
+    twins = [moved.admit(queries, pages=2) for _ in range(3)]
+    shifted = np.random.default_rng(3).permutation(np.arange(1, moved.caches.slots))
+    for step in range(3):
+        rows = [PROMPT[i + step * queries : i + (step + 1) * queries] for i in range(3)]
+        wanted = plain.inputs([*requests[:2], PADDING], [*rows[:2], [0] * queries], queries)
+        inputs = moved.inputs([*twins[:2], PADDING], [*rows[:2], [0] * queries], queries)
+        other = np.where(inputs.state_slots > 0, shifted[inputs.state_slots - 1], 0).astype(np.int32)
+        if step == 0:
+            for layer in range(1, layers, 2):
+                moved.caches.conv[layer][...] = np.nan
+                moved.caches.recurrent[layer][...] = np.nan
+                moved.caches.conv[layer][other[:2, 0], :3] = 0
+                moved.caches.recurrent[layer][other[:2, 0]] = 0
+        both = replace(inputs, state_slots=np.stack([inputs.state_slots, other]))
+        np.testing.assert_array_equal(moved.run(both).logits, plain.run(wanted).logits)
+        for request in (*requests[:2], *twins[:2]):
+            plain.accept(request, queries)
+    with pytest.raises(ValueError, match=r"state_slots .* expected tables for 2 groups of layers"):
+        moved.run(inputs)
+    with pytest.raises(ValueError, match=r"state_slots .* expected tables for 1 groups of layers"):
+        plain.run(both)

@@ -43,6 +43,13 @@ def test_activations(k3: CpuModel) -> None:
         CpuExecutor(build_program(k3.config), k3.packed(), poisoned_caches(k3.config, 2, 2), 1, activations)
 
 
+@pytest.mark.parametrize("groups", [(0,), (0, 0, 0, 0, 0, -1), (0,) * 7])
+def test_state_groups(k3: CpuModel, groups: tuple[int, ...]) -> None:
+    caches = poisoned_caches(k3.config, 2, 2)
+    with pytest.raises(ValueError, match="expected one for each of 6 layers"):
+        CpuExecutor(build_program(k3.config), k3.packed(), caches, 1, "bf16", groups)
+
+
 def test_programs_of_more_rows_than_a_step(k3: CpuModel) -> None:
     program = build_program(k3.config, requests=65, max_rows=100)
     with pytest.raises(ValueError, match="program of 65 rows: a step takes up to 64"):
