@@ -2,7 +2,7 @@
 
 import typer
 
-from stepkernel.cli import bench, demo, diff, doctor, explain, generate, synthesize
+from stepkernel.cli import bench, demo, diff, doctor, explain, generate, serve, synthesize
 
 app = typer.Typer(
     help="One native call per decode step for the Kimi K3 family, every figure next to its memory floor.",
@@ -15,6 +15,7 @@ app.command("generate")(generate.generate)
 app.command("explain")(explain.explain)
 app.command("synthesize")(synthesize.synthesize)
 app.add_typer(bench.bench, name="bench")
+app.command("serve", context_settings=serve.SETTINGS)(serve.serve)
 app.command("diff")(diff.diff)
 app.command("doctor")(doctor.doctor)
 

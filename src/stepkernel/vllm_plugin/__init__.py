@@ -12,7 +12,10 @@ def register() -> None:
     from vllm.model_executor.models import ModelRegistry
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
+    from stepkernel.vllm_plugin.compatibility import tame_llvmlite
     from stepkernel.vllm_plugin.configure import Configuration
+
+    tame_llvmlite()
 
     for architecture in ARCHITECTURES:
         # By name: the class, and with it torch code, is imported only where such a model is served.

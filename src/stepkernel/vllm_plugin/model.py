@@ -19,6 +19,7 @@ from stepkernel.program.builder import build_program
 from stepkernel.program.program import MAX_ROWS
 from stepkernel.program.routing import StepFacts, route
 from stepkernel.vllm_plugin.batch import PageBatch
+from stepkernel.vllm_plugin.compatibility import tame_llvmlite
 from stepkernel.vllm_plugin.counters import StepCounters
 from stepkernel.vllm_plugin.layers import Dtypes, KdaLayer, MlaLayer, Shapes, state_shapes
 from stepkernel.vllm_plugin.options import Options
@@ -61,6 +62,7 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
         from stepkernel.vllm_plugin.decode import SpecialisedDecode
         from stepkernel.vllm_plugin.standard.packed import PackedWeights
 
+        tame_llvmlite()  # for the next engine of this process
         packed = pack_weights(self.program, source, self.options.activation_bits)
         interpreter.enter.prepare()
         requests = min(self.vllm_config.scheduler_config.max_num_seqs, MAX_ROWS)
