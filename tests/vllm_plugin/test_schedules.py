@@ -50,23 +50,23 @@ def test_prefix_hits_are_used_and_change_nothing(engines: Engines) -> None:
     assert all(found.num_cached_tokens >= 256 for found in warm)
 
 
-def test_preemption(engines: Engines, alone: list[list[int]]) -> None:
-    """A cache too small for all requests: vLLM preempts and computes again."""
-    engine = engines.get(
-        "tiny-k3", enable_prefix_caching=False, max_num_batched_tokens=64, num_gpu_blocks_override=14, max_model_len=640
-    )
+def test_preemption(engines: Engines) -> None:
+    """Four requests that outgrow their page together, in a cache without room: vLLM preempts and computes again."""
+    prompts = random_prompts((250, 251, 249, 252), seed=3)
+    options = {"enable_prefix_caching": False, "max_model_len": 512, "num_gpu_blocks_override": 14}
+    engine = engines.get("tiny-k3", **options)
+    alone = [engine.tokens([prompt], greedy(STEPS))[0] for prompt in prompts]
     scheduler = engine.core.engine_core.engine_core.scheduler
-    preempted = 0
+    preempted = []
     original = scheduler._preempt_request
 
     def counted(*args: object, **kwargs: object) -> object:
-        nonlocal preempted
-        preempted += 1
+        preempted.append(1)
         return original(*args, **kwargs)
 
     scheduler._preempt_request = counted
-    both_ways(engine, alone)
-    assert preempted > 0
+    assert engine.tokens(prompts, greedy(STEPS)) == alone
+    assert preempted
 
 
 def test_abort_leaves_the_others_alone(engines: Engines, alone: list[list[int]]) -> None:

@@ -103,8 +103,6 @@ def _cache_faults(config: "VllmConfig") -> Iterator[str]:
 
 
 def _specialised_faults(config: "VllmConfig") -> Iterator[str]:
-    if config.model_config.enable_sleep_mode:
-        yield "sleep mode: the native step keeps addresses of weights and caches; remove --enable-sleep-mode"
     if config.speculative_config is not None:
         yield (
             "speculative decoding: verification steps are not specialised yet; remove --speculative-config or set "

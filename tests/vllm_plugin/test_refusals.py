@@ -1,0 +1,77 @@
+"""Deployments that cannot work end at configuration time, with what to change."""
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from vllm.engine.arg_utils import EngineArgs
+
+from support.golden import ASSETS
+
+pytestmark = pytest.mark.vllm
+
+COMMON: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("backend", {"additional_config": {"decode_backend": "fast"}}, "decode_backend 'fast': supported are auto and"),
+    ("threads", {"additional_config": {"decode_threads": 0}}, "decode_threads 0: supported are 1 to 64"),
+    ("bits", {"additional_config": {"activation_bits": 4}}, "activation_bits 4: supported are 15 and 8"),
+    ("float16", {"dtype": "float16"}, "dtype float16: .* pass --dtype bfloat16"),
+    ("tensor parallel", {"tensor_parallel_size": 2}, "tensor parallel size 2: .* --tensor-parallel-size 1"),
+    ("pipeline", {"pipeline_parallel_size": 2}, "pipeline parallel size 2: .* --pipeline-parallel-size 1"),
+    ("experts", {"enable_expert_parallel": True}, "expert parallelism: .* remove --enable-expert-parallel"),
+    ("lora", {"enable_lora": True}, "LoRA: .* remove --enable-lora"),
+    ("fp8 cache", {"kv_cache_dtype": "fp8"}, "KV cache dtype 'fp8': .* pass --kv-cache-dtype auto"),
+    ("e5m2 cache", {"kv_cache_dtype": "fp8_e5m2"}, "KV cache dtype 'fp8_e5m2': .* pass --kv-cache-dtype auto"),
+    ("state dtype", {"mamba_ssm_cache_dtype": "bfloat16"}, "SSM cache dtype 'bfloat16': .* float32"),
+    ("window dtype", {"mamba_cache_dtype": "float32"}, "mamba cache dtype 'float32': .* remove --mamba-cache-dtype"),
+    ("load format", {"load_format": "dummy"}, "load format 'dummy': .* `stepkernel synthesize`"),
+)
+SPECIALISED: tuple[tuple[str, dict[str, Any], str], ...] = (
+    (
+        "speculation",
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}},
+        "speculative decoding: .* decode_backend to auto",
+    ),
+)
+
+
+def configure(**options: Any) -> Any:
+    return EngineArgs(model=str(ASSETS / "tiny-k3"), **{"max_model_len": 512, **options}).create_engine_config()
+
+
+@pytest.mark.parametrize(("options", "message"), [case[1:] for case in COMMON], ids=[case[0] for case in COMMON])
+def test_refused_on_both_paths(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        configure(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [case[1:] for case in SPECIALISED], ids=[case[0] for case in SPECIALISED]
+)
+def test_refused_with_the_specialised_decode(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"latency_specialized: {message}"):
+        configure(additional_config={"decode_backend": "latency_specialized"}, **options)
+
+
+def test_windows_with_channels_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.model_executor.layers.mamba import mamba_utils
+
+    monkeypatch.setattr(mamba_utils, "get_conv_state_layout", lambda: "DS")
+    with pytest.raises(ValueError, match="VLLM_SSM_CONV_STATE_LAYOUT"):
+        configure()
+
+
+def test_a_broken_checkpoint(tmp_path: Any) -> None:
+    for file in (ASSETS / "tiny-k3").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(whole[:-1000])
+    with pytest.raises(ValueError, match="found 16254552 bytes"):
+        EngineArgs(model=str(tmp_path), max_model_len=512).create_engine_config()
+
+
+def test_what_is_supported_is_accepted() -> None:
+    config = configure(additional_config={"decode_backend": "latency_specialized", "decode_threads": 2})
+    assert not config.model_config.use_mla
+    assert config.cache_config.enable_prefix_caching
