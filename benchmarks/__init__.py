@@ -1,0 +1,1 @@
+"""Comparisons with other engines; not part of the installed package."""
