@@ -14,6 +14,7 @@ FLAGS = {
     "unified": "one cache for all sequences",
     "plain-attention": "no flash attention",
 }
+TABLE_WIDTH = 130
 BUILD = "llama-cpp-python from source, native instructions (GGML_NATIVE=ON), OpenMP"
 
 
@@ -31,8 +32,8 @@ def main() -> None:
         arguments.activation_bits,
         options,
     )
-    console = Console(highlight=False)
-    messages = Console(stderr=True, highlight=False)
+    console, messages = Console(highlight=False), Console(stderr=True, highlight=False)
+    console.width = max(console.width, TABLE_WIDTH)
     done = []
     try:
         for model in arguments.models:
