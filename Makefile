@@ -8,7 +8,7 @@ VLLM_VENV  := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/installed.stamp
 PORT ?= 8000
 
-.PHONY: demo serve test check-full lint clean
+.PHONY: demo serve test test-vllm check-full check-full-vllm lint clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("stepkernel needs Python 3.11 or newer, found " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
@@ -39,6 +39,13 @@ test: lint
 
 check-full: lint
 	$(BIN)/python -m pytest
+
+# Through vLLM, in its environment; the CPU kernels are compiled for its version of Numba on the way.
+test-vllm: $(VLLM_STAMP)
+	$(VLLM_VENV)/bin/python -m pytest -m 'vllm and not slow' tests/vllm_plugin
+
+check-full-vllm: $(VLLM_STAMP)
+	$(VLLM_VENV)/bin/python -m pytest -m vllm tests/vllm_plugin
 
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -36,6 +36,7 @@ def test_float32_is_golden(engines: Engines, model: str, backend: str) -> None:
     assert mismatches(engines, model, backend, "float32", 0.0) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("model", MODELS)
 def test_bf16_is_golden_where_the_margin_is_clear(engines: Engines, model: str, backend: str) -> None:

@@ -9,8 +9,8 @@ from stepkernel.program.routing import Reason
 from support.vllm import Engine, Engines, greedy
 
 pytestmark = pytest.mark.vllm
-LENGTHS = (1, 5, 300, 17, 530, 64, 129, 2, 256, 257, 33, 1)
-STEPS = 24
+LENGTHS = (1, 5, 300, 17, 64, 129, 2, 256, 257, 1)
+STEPS = 16
 
 
 def random_prompts(lengths: tuple[int, ...], seed: int = 1) -> list[list[int]]:
@@ -74,7 +74,7 @@ def test_abort_leaves_the_others_alone(engines: Engines, alone: list[list[int]])
     found: dict[str, list[int]] = {}
     for index, prompt in enumerate(random_prompts(LENGTHS)):
         engine.core.add_request(str(index), {"prompt_token_ids": prompt}, greedy(STEPS))
-    aborted = {"3": 5, "4": 9, "7": 12}
+    aborted = {"3": 5, "2": 9, "7": 12}
     step = 0
     while engine.core.has_unfinished_requests():
         for output in engine.core.step():

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from stepkernel.model.config import ModelConfig
 from stepkernel.program.stages import Combine, Select
 from stepkernel.vllm_plugin.standard.numerics import activate, rms_norm
+from stepkernel.vllm_plugin.standard.products import linear
 
 Expert = Callable[[int], tuple[Tensor, Tensor]]
 
@@ -40,10 +40,10 @@ def experts(config: ModelConfig, expert: Expert, x: Tensor, ids: Tensor) -> Tens
             continue
         up, down = expert(e)
         mine = slice(start, start + count)
-        gate_up = F.linear(x[sources[mine]], up)
+        gate_up = linear(x[sources[mine]], up)
         width = gate_up.shape[1] // 2
         hidden = activate(gate_up[:, :width], gate_up[:, width:], config).to(x.dtype)
-        result = F.linear(hidden, down)
+        result = linear(hidden, down)
         if out is None:
             out = x.new_empty(rows * top_k, result.shape[1])
         out[order[mine]] = result

@@ -10,14 +10,14 @@ _VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 def _pairs() -> Tensor:
     """int32 [256]: the two BF16 values of a byte, low nibble first."""
     code = torch.arange(256)
-    values = torch.tensor([*_VALUES, *(-v for v in _VALUES)])
+    values = torch.tensor([*_VALUES, *(-v for v in _VALUES)], dtype=torch.float32)
     both = torch.stack([values[code & 15], values[code >> 4]], 1).to(torch.bfloat16)
     return both.view(torch.int32).view(-1)
 
 
 _PAIRS = _pairs()
 # A scale byte is the exponent of a float32; 2^-127 (byte 0) is subnormal and exact in BF16 as well.
-_SCALES = torch.ldexp(torch.ones(256), torch.arange(256, dtype=torch.float32) - 127).to(torch.bfloat16)
+_SCALES = torch.exp2(torch.arange(256, dtype=torch.float64) - 127).to(torch.bfloat16)
 
 
 def unpack(packed: Tensor, scale: Tensor, out: Tensor) -> Tensor:

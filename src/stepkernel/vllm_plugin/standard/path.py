@@ -28,7 +28,7 @@ from stepkernel.vllm_plugin.layers import KdaLayer, MlaLayer
 from stepkernel.vllm_plugin.standard import kda, mla, moe
 from stepkernel.vllm_plugin.standard.mix import mix_norm
 from stepkernel.vllm_plugin.standard.numerics import activate, rms_norm
-from stepkernel.vllm_plugin.standard.products import exact_product, product
+from stepkernel.vllm_plugin.standard.products import batched, exact_product, product
 from stepkernel.vllm_plugin.standard.weights import Joint, StandardWeights
 
 Values = dict[str, Tensor]
@@ -186,7 +186,7 @@ class StandardPath(nn.Module):
 
         def run(values: Values) -> None:
             query = values[stage.x].view(-1, stage.heads, stage.nope + stage.rope)
-            latent = torch.bmm(query[:, :, : stage.nope].transpose(0, 1), keys()).transpose(0, 1)
+            latent = batched(query[:, :, : stage.nope].transpose(0, 1), keys()).transpose(0, 1)
             values[stage.out] = torch.cat([latent, query[:, :, stage.nope :]], 2)
 
         return run
@@ -208,7 +208,7 @@ class StandardPath(nn.Module):
 
         def run(values: Values) -> None:
             mixed = values[stage.x].transpose(0, 1)
-            out = torch.bmm(mixed, matrix()).transpose(0, 1).flatten(1)
+            out = batched(mixed, matrix()).transpose(0, 1).flatten(1)
             if stage.gate is not None:
                 out = (out.float() * values[stage.gate].float().sigmoid()).to(self.dtype)
             values[stage.out] = out

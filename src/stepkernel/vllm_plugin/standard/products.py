@@ -78,11 +78,35 @@ class Scratch:
         return rows if self.dtype == torch.bfloat16 else rows.to(self.dtype)
 
 
+# Without BF16 instructions the library multiplies row by row: 64 rows take 102 ms where float32 takes 18 (4096 x 2048,
+# one AVX2 core). Converting blocks of the weight that stay in the cache and multiplying in float32 costs far less.
+NATIVE_BF16 = bool(torch.cpu._is_avx512_bf16_supported())
+FEW_ROWS = 3
+BLOCK = 1 << 18  # values of a converted block (1 MB of float32)
+_converted = torch.empty(BLOCK, dtype=torch.float32)
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x W^T for weight [outputs, inputs], summed in float32 and rounded once to the dtype of x."""
+    if x.dtype == torch.float32 or NATIVE_BF16 or x.shape[0] <= FEW_ROWS:
+        return F.linear(x, weight)
+    out = x.new_empty(x.shape[0], weight.shape[0])
+    _in_float32(x.float(), weight, out)
+    return out
+
+
+def batched(x: Tensor, weight: Tensor) -> Tensor:
+    """x [heads, rows, inputs] times weight [heads, inputs, outputs], in the manner of `linear`."""
+    if x.dtype == torch.float32 or NATIVE_BF16 or x.shape[1] <= FEW_ROWS:
+        return torch.bmm(x, weight)
+    return torch.bmm(x.float(), weight.float()).to(x.dtype)
+
+
 def product(matrix: Matrix, x: Tensor) -> Tensor:
-    """x W^T, summed in float32 and rounded once to the dtype of x."""
+    """x W^T, rounded to the dtype of x."""
     out: Tensor | None = None
     for first, rows in matrix.blocks():
-        part = F.linear(x, rows)
+        part = linear(x, rows)
         if part.shape[1] == matrix.outputs:
             return part
         if out is None:
@@ -97,8 +121,18 @@ def exact_product(matrix: Matrix, x: Tensor) -> Tensor:
     x = x.float()
     out = x.new_empty(x.shape[0], matrix.outputs)
     for first, block in matrix.blocks():
-        step = max(1, SCRATCH // block.shape[1])
-        for start in range(0, block.shape[0], step):
-            rows = block[start : start + step].float()
-            out[:, first + start : first + start + rows.shape[0]] = x @ rows.T
+        _in_float32(x, block, out[:, first : first + block.shape[0]])
     return out
+
+
+def _in_float32(x: Tensor, weight: Tensor, out: Tensor) -> None:
+    """Block by block of outputs, with one converted block in memory."""
+    inputs = weight.shape[1]
+    step = max(1, BLOCK // inputs)
+    for start in range(0, weight.shape[0], step):
+        rows = weight[start : start + step]
+        if rows.dtype != torch.float32:
+            fits = rows.numel() <= BLOCK
+            target = _converted[: rows.numel()].view(rows.shape) if fits else rows.new_empty(rows.shape, dtype=x.dtype)
+            rows = target.copy_(rows)
+        out[:, start : start + step] = x @ rows.T
