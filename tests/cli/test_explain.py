@@ -66,6 +66,8 @@ def test_under_two_seconds_without_the_compiler() -> None:
         (["kimi-k3", "--running-requests", "0"], "at least 1"),
         (["kimi-k3", "--context", "-1"], "at least 0"),
         (["kimi-k3", "--bandwidth", "0"], "must be above 0"),
+        (["kimi-k3", "--bandwidth", "nan"], "bandwidth nan GB/s: must be above 0"),
+        (["kimi-k3", "--bandwidth", "inf"], "bandwidth inf GB/s: must be above 0"),
         (["tiny-k3", "--context", "4096"], "has 4096 positions"),
     ],
 )

@@ -79,7 +79,8 @@ def test_stop_text() -> None:
         (["--prompt", "a", "--prompt-token-ids", "1"], "exactly one of"),
         (["--prompt-token-ids", "1,x"], "whole numbers separated by commas"),
         (["--prompt-token-ids", "1,2048"], "ids 0 to 2047"),
-        (["--prompt-token-ids", ","], "one or more whole numbers"),
+        (["--prompt-token-ids", "1,,2"], "whole numbers separated by commas"),
+        (["--prompt-token-ids", "-1"], "one or more whole numbers of at least 0"),
         (["--prompt-token-ids", ",".join(["1"] * 4096)], "no room for an answer"),
         (["--prompt", "a", "--decode-backend", "fast"], "supported: latency_specialized, standard"),
         (["--prompt", "a", "--max-tokens", "0"], "max_tokens 0"),
@@ -89,6 +90,7 @@ def test_stop_text() -> None:
         (["--prompt", "a", "--threads", "0"], "threads 0"),
         (["--prompt", "a", "--activation-bits", "4"], "supported: 15 or 8"),
         (["--prompt-file", "/nowhere/prompt"], "No such file"),
+        (["--prompt", "a\udcff"], "no text in this locale at character 1"),
     ],
 )
 def test_refused_before_weights_are_read(monkeypatch: pytest.MonkeyPatch, options: list[str], message: str) -> None:
@@ -154,7 +156,7 @@ def test_without_tokenizer_only_json(assets: str, tmp_path: Path) -> None:
 
 
 def test_damaged_weights_are_reported(assets: str, tmp_path: Path) -> None:
-    """NaN in the weights: no token 0, a message, exit code 1."""
+    """NaN in the weights: refused with the tensor's name, no output."""
     model = tmp_path / "model"
     shutil.copytree(f"{assets}/tiny-k3", model)
     with (model / "model.safetensors").open("r+b") as file:
@@ -165,8 +167,24 @@ def test_damaged_weights_are_reported(assets: str, tmp_path: Path) -> None:
         file.write(b"\xff\x7f" * ((end - begin) // 2))
     options = ["--prompt", "a", "--decode-backend", "standard", "--json"]
     result = RUNNER.invoke(app, ["generate", str(model), *options])
-    assert result.exit_code in (1, 2)  # 2 where the reader itself refuses such a tensor
-    if result.exit_code == 1:
-        found = json.loads(result.stdout)
-        assert (found["token_ids"], found["finish_reason"]) == ([], "nan")
-    assert "NaN" in result.stderr or "finite" in result.stderr
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "language_model.model.norm.weight holds NaN or infinity in row 0" in result.stderr
+
+
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+def test_a_reader_that_leaves_is_no_error_line(as_json: list[str]) -> None:
+    options = ["generate", "tiny-k3", "--prompt", "a", "--decode-backend", "standard", "--max-tokens", "4", *as_json]
+    command = [sys.executable, "-m", "stepkernel.cli.main", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        running.stdout.close()
+        told = running.stderr.read()
+    assert (running.returncode, told) == (1, b"")
+
+
+def test_closed_standard_output_is_no_traceback() -> None:
+    command = f"{sys.executable} -m stepkernel.cli.main generate tiny-k3 --prompt a --max-tokens 2 >&-"
+    ran = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0
+    assert "Traceback" not in ran.stderr

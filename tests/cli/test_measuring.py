@@ -57,6 +57,8 @@ def test_bench_step(tmp_path: Path) -> None:
         (["--running-requests", "a"], "whole numbers"),
         (["--context", "4090"], "has 4096 positions"),
         (["--json", "/nowhere/at/all.json"], "does not exist"),
+        (["--json", "/"], "is a directory"),
+        (["--json", "/proc/none.json"], "cannot be written"),
         (["--threads", "0"], "threads 0"),
     ],
 )

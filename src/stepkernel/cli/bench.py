@@ -6,7 +6,15 @@ from typing import Annotated
 
 import typer
 
-from stepkernel.cli.common import integers, messages, model_directory, numpy_threads, one_line_errors, results
+from stepkernel.cli.common import (
+    check_writable,
+    integers,
+    messages,
+    model_directory,
+    numpy_threads,
+    one_line_errors,
+    results,
+)
 
 bench = typer.Typer(help="Measurements.", no_args_is_help=True)
 
@@ -34,8 +42,8 @@ def step(
     from stepkernel.cli.stepping import as_dict, run_bench
 
     loads = integers(running_requests, "--running-requests", low=1)
-    if json_file is not None and not json_file.absolute().parent.is_dir():
-        raise ValueError(f"--json {json_file}: its directory does not exist")
+    if json_file is not None:
+        check_writable(json_file, "--json")
     found = run_bench(
         model_directory(model),
         loads,

@@ -14,6 +14,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 USAGE_ERROR = 2
+BROKEN_PIPE = 1  # as rich's console exits
 IN_REPOSITORY = ("tiny-k3", "tiny-kimi-linear")
 
 
@@ -36,6 +37,10 @@ def one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return command(*args, **kwargs)
+        except BrokenPipeError:
+            # Nobody reads on (`| head`); what is still buffered must not fail once more at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(BROKEN_PIPE) from None
         except (ValueError, OSError) as error:
             if os.environ.get("STEPKERNEL_TRACEBACK") == "1":
                 raise
@@ -79,12 +84,27 @@ def numpy_threads(count: int | None) -> None:
             os.environ.setdefault(variable, str(count))
 
 
+def check_writable(file: Path, option: str) -> None:
+    """Refuses a result file before the work whose result it shall hold; leaves its contents alone."""
+    if file.is_dir():
+        raise ValueError(f"{option} {file}: is a directory; expected a file")
+    if not file.absolute().parent.is_dir():
+        raise ValueError(f"{option} {file}: its directory does not exist")
+    new = not file.exists()
+    try:
+        file.open("a").close()
+    except OSError as error:
+        raise ValueError(f"{option} {file}: cannot be written ({error.strerror})") from None
+    if new:
+        file.unlink()
+
+
 def integers(text: str, option: str, low: int = 0) -> list[int]:
     """Parses `1,2,3`; ValueError naming the option."""
     try:
-        found = [int(part) for part in text.split(",") if part.strip()]
+        found = [int(part) for part in text.split(",")]
     except ValueError:
         raise ValueError(f"{option} {text!r}: expected whole numbers separated by commas") from None
-    if not found or min(found) < low:
+    if min(found) < low:
         raise ValueError(f"{option} {text!r}: expected one or more whole numbers of at least {low}")
     return found

@@ -13,7 +13,8 @@ def print_tables(plan: Plan, console: Console) -> None:
     config, load = plan.program.config, plan.load
     console.print(
         f"[bold]{plan.model}[/]  one decode step, rank 0 of {plan.program.shard.size}: "
-        f"{load.requests} requests x {load.queries} tokens, context {load.context}"
+        f"{load.requests} requests x {load.queries} tokens, context {load.context}",
+        soft_wrap=True,
     )
     console.print(
         f"{config.num_layers} layers ({len(config.kda_layers)} KDA, {len(config.mla_layers)} MLA; "

@@ -75,8 +75,7 @@ def generate(
             arrivals.append(time.perf_counter())
             result = event.result
             if not as_json and event.text:
-                sys.stdout.write(event.text)
-                sys.stdout.flush()
+                print(event.text, end="", flush=True)
         assert result is not None  # a request that was admitted always ends
         timings = _timings(session, started, opened, arrivals)
         routes = session.engine.routes.as_dict()
@@ -94,7 +93,7 @@ def generate(
         }
         print(json.dumps(found))
     else:
-        sys.stdout.write("\n")
+        print()
         _report(console, timings, routes, len(result.token_ids), result.finish_reason)
         if sampling.temperature > 0:
             console.print(f"seed {drawn}", style="dim")
@@ -136,4 +135,5 @@ def _report(console: Any, timings: dict[str, Any], routes: dict[str, Any], token
         f"{timings['first_token_s']:.2f} s, decode step {timings['decode_step_ms_median']:.2f} ms (median of "
         f"{timings['decode_steps']}, one request, executor only)\nsteps by path: {taken}",
         style="dim",
+        soft_wrap=True,
     )

@@ -7,6 +7,7 @@ measurement is given, otherwise the number expected from independent, balanced r
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import inf
 
 from stepkernel.program.program import Program
 from stepkernel.program.stages import (
@@ -142,8 +143,8 @@ def step_cost(program: Program, load: Load, distinct: DistinctExperts | None = N
 
 def floor_ms(bytes_moved: float, gbps: float) -> float:
     """Milliseconds that moving the bytes takes at `gbps` (1e9 bytes per second)."""
-    if gbps <= 0:
-        raise ValueError(f"bandwidth {gbps} GB/s: must be above 0")
+    if not 0 < gbps < inf:
+        raise ValueError(f"bandwidth {gbps} GB/s: must be above 0 and finite")
     return bytes_moved / gbps / 1e6
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -48,6 +49,7 @@ class Session:
     slots: Pool = field(init=False)
     waiting: deque[Sequence] = field(default_factory=deque)
     active: list[Sequence] = field(default_factory=list)
+    closed: bool = False
     _next_id: int = 0
 
     def __post_init__(self) -> None:
@@ -104,10 +106,11 @@ class Session:
 
         Raises RequestError for what can never run; what only lacks room now waits.
         """
+        self._refuse_if_closed()
         if isinstance(prompt, str):
             ids = [self.config.bos_token_id, *self.codec.encode(prompt)]
         else:
-            ids = [int(i) for i in prompt]
+            ids = [_whole_number(i) for i in prompt]
         check_prompt(ids, self.config.vocab_size, self.max_context)
         if rules.stop and not self.codec.available:
             self.codec.encode("")
@@ -152,13 +155,22 @@ class Session:
 
     def step(self) -> list[Event]:
         """Admits what fits, prefills one chunk of the oldest prompt, and decodes one token of all that are
-        ready."""
-        self._admit()
-        filling = next((s for s in self.active if s.to_prefill), None)
-        if filling is not None:
-            self._prefill(filling)
-        ready = [s for s in self.active if not s.to_prefill]
-        return self._decode(ready) if ready else []
+        ready.
+
+        A step that is broken off (Ctrl-C, an error) drops the admitted requests: their recurrent states may
+        have advanced without them, so going on would give wrong tokens.
+        """
+        self._refuse_if_closed()
+        try:
+            self._admit()
+            filling = next((s for s in self.active if s.to_prefill), None)
+            if filling is not None:
+                self._prefill(filling)
+            ready = [s for s in self.active if not s.to_prefill]
+            return self._decode(ready) if ready else []
+        except BaseException:
+            self._drop_active()
+            raise
 
     def stream(self) -> Iterator[Event]:
         """Events of all requests, in the order of their steps, until none is left."""
@@ -174,6 +186,7 @@ class Session:
         return [results[i] for i in ids]
 
     def close(self) -> None:
+        self.closed = True
         self.engine.close()
 
     def __enter__(self) -> Session:
@@ -183,6 +196,16 @@ class Session:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _refuse_if_closed(self) -> None:
+        if self.closed:
+            raise RequestError("the session is closed; open another")
+
+    def _drop_active(self) -> None:
+        """Forgets all admitted requests, wherever the step was broken off."""
+        self.active.clear()
+        self.pages = Pool(self.caches.pages, "page")
+        self.slots = Pool(self.caches.slots, "slot")
 
     def _pages_of(self, sequence: Sequence) -> int:
         return -(-sequence.reserve // self.caches.page_tokens)
@@ -227,3 +250,10 @@ class Session:
         self.active.remove(sequence)
         self.pages.give(sequence.pages)
         self.slots.give([sequence.slot])
+
+
+def _whole_number(token_id: object) -> int:
+    try:
+        return operator.index(token_id)  # type: ignore[arg-type]
+    except TypeError:
+        raise RequestError(f"prompt token id {token_id!r}: expected a whole number") from None

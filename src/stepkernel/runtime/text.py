@@ -24,6 +24,11 @@ class TextCodec:
         """Ids of user text. What looks like a special token in it is ordinary text, so it cannot end a
         generation."""
         tokenizer = self._load()
+        lone = next((i for i, character in enumerate(text) if "\ud800" <= character <= "\udfff"), None)
+        if lone is not None:
+            raise RequestError(
+                f"the prompt holds a byte that is no text in this locale at character {lone}; give UTF-8 text"
+            )
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
