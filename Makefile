@@ -37,11 +37,9 @@ lint: $(STAMP)
 
 test: lint
 	$(BIN)/python -m pytest -m 'not slow'
-	$(MAKE) test-vllm
 
 check-full: lint
 	$(BIN)/python -m pytest
-	$(MAKE) check-full-vllm
 
 # Through vLLM, in its environment; the CPU kernels are compiled for its version of Numba on the way.
 test-vllm: $(VLLM_STAMP)

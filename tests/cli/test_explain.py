@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 from typer.testing import CliRunner
@@ -45,12 +44,19 @@ def test_directory_config_file_and_preset_agree(assets: str) -> None:
 
 
 def test_under_two_seconds_without_the_compiler() -> None:
-    code = "import sys; from stepkernel.cli.main import app\ntry: app()\nfinally: assert 'numba' not in sys.modules"
-    started = time.perf_counter()
+    code = "\n".join(
+        [
+            "import sys, time; from stepkernel.cli.main import app",
+            "try: app()",
+            "finally:",
+            "    assert 'numba' not in sys.modules",
+            # Processor time: what else the machine does must not decide this test.
+            "    assert time.process_time() < 2.0, time.process_time()",
+        ]
+    )
     ran = subprocess.run(
         [sys.executable, "-c", code, "explain", "kimi-k3", "--tp", "16"], capture_output=True, text=True, check=True
     )
-    assert time.perf_counter() - started < 2.0
     assert "floor  1.178 ms at 8000 GB/s" in ran.stdout
     assert "kda.core" in ran.stdout
     assert "1281 stages" in ran.stdout
