@@ -26,7 +26,8 @@ class PackedWeights:
 
     def __init__(self, program: Program, packed: CpuWeights, source: Weights, dtype: torch.dtype) -> None:
         self._program, self._packed, self._source, self._dtype = program, packed, source, dtype
-        self._scratch = Scratch(dtype)
+        # Both matrices of an expert are needed together; nothing else is, and layers run one after the other.
+        self._scratch, self._up, self._down = Scratch(dtype), Scratch(dtype), Scratch(dtype)
 
     def vector(self, name: str) -> Tensor:
         return torch.from_numpy(self._source.vector(name).copy())
@@ -61,8 +62,8 @@ class PackedWeights:
         return unpacked
 
     def experts(self, up: ExpertsUp, down: ExpertsDown) -> Callable[[int], tuple[Tensor, Tensor]]:
-        ups = self._experts(up.name, up.experts, up.w1, 2)
-        downs = self._experts(down.name, down.experts, down.w2, 1)
+        ups = self._experts(up.name, up.experts, up.w1, 2, self._up)
+        downs = self._experts(down.name, down.experts, down.w2, 1, self._down)
         return lambda e: (ups(e), downs(e))
 
     def kda(self, stage: KdaCore) -> KdaWeights:
@@ -73,11 +74,12 @@ class PackedWeights:
         matrix = PackedMatrix(words[: starts[-1] // LANES], starts[-1], self._scratch)
         return Joint(parts[0].x, tuple(parts), tuple(starts[:-1]), matrix, exact)
 
-    def _experts(self, name: str, experts: int, shape: Shape, stacked: int) -> Callable[[int], Tensor]:
+    def _experts(
+        self, name: str, experts: int, shape: Shape, stacked: int, scratch: Scratch
+    ) -> Callable[[int], Tensor]:
         """Matrices of an expert one above the other; packed, their groups of outputs alternate."""
         size, groups = group_bytes(shape), shape.rows // LANES
         memory = self._bytes(name, 0, experts * groups * stacked * size).view(experts, groups, stacked, size)
-        scratch = Scratch(self._dtype)  # of its own: both matrices of an expert are needed together
         rows, columns = stacked * shape.rows, shape.columns
 
         def plain(e: int) -> Tensor:

@@ -81,7 +81,8 @@ class PlainWeights:
 
     def __init__(self, program: Program, source: Weights, dtype: torch.dtype) -> None:
         self._program, self._source, self._dtype = program, source, dtype
-        self._scratch = Scratch(dtype)
+        # Both matrices of an expert are needed together; layers run one after the other.
+        self._up, self._down = Scratch(dtype), Scratch(dtype)
 
     def vector(self, name: str) -> Tensor:
         return torch.from_numpy(self._source.vector(name).copy())
@@ -105,11 +106,12 @@ class PlainWeights:
         return lambda: kept
 
     def experts(self, up: ExpertsUp, down: ExpertsDown) -> Callable[[int], tuple[Tensor, Tensor]]:
-        def stacked(*matrices: Shape) -> Any:
-            load = self._packed if matrices[0].format == "mxfp4" else self._plain
-            return load(matrices, up.experts)
+        def stacked(scratch: Scratch, *matrices: Shape) -> Callable[[int], Tensor]:
+            if matrices[0].format == "mxfp4":
+                return self._packed(matrices, up.experts, scratch)
+            return self._plain(matrices, up.experts)
 
-        ups, downs = stacked(up.w1, up.w3), stacked(down.w2)
+        ups, downs = stacked(self._up, up.w1, up.w3), stacked(self._down, down.w2)
         self._source.release()
         return lambda e: (ups(e), downs(e))
 
@@ -126,7 +128,7 @@ class PlainWeights:
             torch.cat([self._matrix(m.name.format(e)) for m in matrices], out=whole[e])
         return lambda e: whole[e]
 
-    def _packed(self, matrices: tuple[Shape, ...], experts: int) -> Callable[[int], Tensor]:
+    def _packed(self, matrices: tuple[Shape, ...], experts: int, scratch: Scratch) -> Callable[[int], Tensor]:
         rows, columns = sum(m.rows for m in matrices), matrices[0].columns
         packed = torch.empty(experts, rows, columns // 2, dtype=torch.uint8)
         scale = torch.empty(experts, rows, columns // mxfp4.GROUP, dtype=torch.uint8)
@@ -134,7 +136,6 @@ class PlainWeights:
             parts = [self._source.packed(m.name.format(e)) for m in matrices]
             packed[e] = torch.from_numpy(np.concatenate([p.packed for p in parts]))
             scale[e] = torch.from_numpy(np.concatenate([p.scale for p in parts]))
-        scratch = Scratch(self._dtype)  # its own: W1, W3 and W2 of an expert are needed together
 
         def unpacked(e: int) -> Tensor:
             return scratch.converted(mxfp4.unpack(packed[e], scale[e], scratch.take(rows, columns)))
