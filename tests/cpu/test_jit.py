@@ -80,7 +80,7 @@ def test_the_cache_directory_can_be_chosen(tmp_path: Path, monkeypatch: pytest.M
     assert cache.cache_root.__wrapped__() == tmp_path / "a" / "b"
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("STEPKERNEL_CACHE_DIR", str(tmp_path / "file"))
-    with pytest.raises(OSError, match="file"):
+    with pytest.raises(ValueError, match=r"STEPKERNEL_CACHE_DIR=.*file: no directory to write to"):
         cache.cache_root.__wrapped__()
     monkeypatch.delenv("STEPKERNEL_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # unusable: another place is found
@@ -109,3 +109,35 @@ def test_instruction_sets_follow_the_host(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("STEPKERNEL_ISA", "avx2")
     with pytest.raises(ValueError, match="no AVX2 with FMA"):
         isa.chosen.__wrapped__()
+
+
+DAMAGED = """
+import sys
+from stepkernel.cpu import jit
+from pathlib import Path
+
+def three(x):
+    return x + 3
+
+entry = jit.entry("int64(int64)")(three)
+compiled = entry.prepare()
+print(compiled, entry(4))
+"""
+
+
+def test_a_damaged_cache_is_made_again(tmp_path: Path) -> None:
+    script = tmp_path / "kernel.py"
+    script.write_text(DAMAGED)
+    environment = {**os.environ, "STEPKERNEL_CACHE_DIR": str(tmp_path / "cache")}
+
+    def run() -> str:
+        return subprocess.run(
+            [sys.executable, str(script)], env=environment, capture_output=True, text=True, check=True
+        ).stdout
+
+    assert run() == "True 7\n"
+    assert run() == "False 7\n"
+    for pattern in ("*.nbi", "*.nbc"):
+        for file in (tmp_path / "cache").rglob(pattern):
+            file.write_bytes(b"junk")
+        assert run().endswith(" 7\n"), pattern

@@ -10,11 +10,14 @@ from pathlib import Path
 def cache_root() -> Path:
     """STEPKERNEL_CACHE_DIR, else `stepkernel` in the user's cache directory, else a directory for temporary files.
 
-    Raises OSError if STEPKERNEL_CACHE_DIR is set but cannot be written to.
+    Raises ValueError if STEPKERNEL_CACHE_DIR is set but cannot be written to.
     """
     chosen = os.environ.get("STEPKERNEL_CACHE_DIR")
     if chosen:
-        return _writable(Path(chosen))
+        try:
+            return _writable(Path(chosen))
+        except OSError as error:
+            raise ValueError(f"STEPKERNEL_CACHE_DIR={chosen}: no directory to write to ({error.strerror})") from None
     try:
         return _writable(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stepkernel")
     except (OSError, RuntimeError):

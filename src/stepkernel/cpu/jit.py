@@ -1,6 +1,8 @@
 """How kernels are compiled: inner functions, and entry points cached under a hash of every kernel source."""
 
 import hashlib
+import pickle
+import threading
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -13,6 +15,8 @@ from stepkernel.cpu import isa
 from stepkernel.cpu.cache import cache_root
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+# What unpickling a damaged file of Numba's cache raises.
+DAMAGED = (pickle.UnpicklingError, EOFError, ValueError, KeyError, IndexError, AttributeError, ImportError, TypeError)
 # Only contraction is allowed: reassociation would make a row's sums depend on how they were vectorised.
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
 
@@ -32,6 +36,7 @@ class Entry:
 
     def __init__(self, function: Callable[..., Any], signature: str) -> None:
         self._signature = signature
+        self._lock = threading.Lock()
         before = numba.config.CACHE_DIR
         numba.config.CACHE_DIR = str(cache_directory())
         try:
@@ -41,11 +46,18 @@ class Entry:
 
     def prepare(self) -> bool:
         """Compiles the kernel, or loads it from the cache; true if it had to be compiled."""
-        if self._dispatcher.signatures:
-            return False
-        self._dispatcher.compile(self._signature)
-        self._dispatcher.disable_compile()
-        return bool(self._dispatcher.stats.cache_misses)
+        with self._lock:
+            if self._dispatcher.signatures:
+                return False
+            try:
+                self._dispatcher.compile(self._signature)
+            except DAMAGED:
+                # A file of the cache was cut or overwritten; what it held can be made again.
+                for path in cache_directory().rglob("*.nb?"):
+                    path.unlink(missing_ok=True)
+                self._dispatcher.compile(self._signature)
+            self._dispatcher.disable_compile()
+            return bool(self._dispatcher.stats.cache_misses)
 
     def __call__(self, *arguments: int) -> Any:
         return self._dispatcher(*arguments)
