@@ -1,4 +1,5 @@
-"""Atomic words, spin hints, futex and the floating-point control word, as Numba intrinsics over int64 addresses."""
+"""Atomic words, fences, spin hints, futex and the floating-point control word, as Numba intrinsics over int64
+addresses."""
 
 import platform
 from collections.abc import Sequence
@@ -9,13 +10,15 @@ from llvmlite import ir
 from numba.core import types
 
 from stepkernel.cpu.jit import inner
-from stepkernel.cpu.simd import I8, I32, declare, operation, pointer
+from stepkernel.cpu.simd import I8, I32, declare, get_i64, operation, pointer
 
 X86 = platform.machine() in ("x86_64", "AMD64")
 LINUX = platform.system() == "Linux"
 # Linux system call numbers of futex; without one, waiting threads keep spinning with a pause.
 _FUTEX = {"x86_64": 202, "AMD64": 202, "aarch64": 98}.get(platform.machine(), -1) if LINUX else -1
-_WAIT_PRIVATE, _WAKE_PRIVATE = 128, 129
+_WAIT_PRIVATE, _WAKE_PRIVATE, _WAIT_SHARED, _WAKE_SHARED = 128, 129, 0, 1
+_MONOTONIC = 1
+NAP = 20_000_000  # nanoseconds; longest sleep of `futex_wait_shared`
 FLUSH_DENORMALS = 0x8040  # FTZ and DAZ of MXCSR
 
 
@@ -40,6 +43,9 @@ fetch_add = operation(
     types.int32,
     emit=lambda b, v: b.atomic_rmw("add", pointer(b, v[0], I32), v[1], "seq_cst"),
 )
+
+# Earlier memory accesses of the thread come before later ones; free on x86, where it only binds the compiler.
+fence = operation(types.void, emit=lambda b, v: b.fence("acq_rel"))
 
 
 def _pause(builder: ir.IRBuilder, values: Sequence[ir.Value]) -> ir.Value:
@@ -71,6 +77,7 @@ get_float_control = operation(types.int32, emit=_get_float_control)
 set_float_control = operation(types.void, types.int32, emit=_set_float_control)
 
 _syscall: Any = types.ExternalFunction("syscall", types.int64(*([types.int64] * 7)))
+_clock: Any = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.int64))
 
 
 if _FUTEX >= 0:
@@ -84,6 +91,24 @@ if _FUTEX >= 0:
     def futex_wake(address: int, count: int) -> None:
         _syscall(_FUTEX, address, _WAKE_PRIVATE, np.int64(count), 0, 0, 0)
 
+    @inner
+    def futex_wait_shared(address: int, value: int, nap: int, scratch: int) -> int:
+        """Sleeps while the word at `address`, in memory shared with other processes, holds `value`, at most NAP.
+
+        Returns nanoseconds, at most 2 NAP however long the process was stopped meanwhile. `nap`: address of a timespec
+        of NAP. `scratch`: 32 bytes.
+        """
+        _clock(_MONOTONIC, scratch)
+        _syscall(_FUTEX, address, _WAIT_SHARED, np.int64(value), nap, 0, 0)
+        _clock(_MONOTONIC, scratch + 16)
+        seconds: int = get_i64(scratch + 16) - get_i64(scratch)
+        rest: int = get_i64(scratch + 24) - get_i64(scratch + 8)
+        return min(seconds * 1_000_000_000 + rest, 2 * NAP)
+
+    @inner
+    def futex_wake_shared(address: int, count: int) -> None:
+        _syscall(_FUTEX, address, _WAKE_SHARED, np.int64(count), 0, 0, 0)
+
 else:
 
     @inner
@@ -92,4 +117,13 @@ else:
 
     @inner
     def futex_wake(address: int, count: int) -> None:
+        pass
+
+    @inner
+    def futex_wait_shared(address: int, value: int, nap: int, scratch: int) -> int:
+        pause()
+        return 20  # a guess at what a pause takes: the wait is bounded all the same
+
+    @inner
+    def futex_wake_shared(address: int, count: int) -> None:
         pass

@@ -4,6 +4,7 @@ import os
 import threading
 import time
 import weakref
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -16,10 +17,12 @@ from stepkernel.cpu import interpreter, step, team
 from stepkernel.cpu.adaptive import TeamSize
 from stepkernel.cpu.arena import Arena, address
 from stepkernel.cpu.layout import lay_out
+from stepkernel.cpu.mailbox import Mailbox
+from stepkernel.cpu.stages import exchange
 from stepkernel.cpu.table import records
-from stepkernel.cpu.weights import CpuWeights
+from stepkernel.cpu.weights import CpuWeights, float_buffers
 from stepkernel.program.inputs import Caches, StepInputs, StepOutputs
-from stepkernel.program.program import Program, barriers
+from stepkernel.program.program import Program
 
 Activations = Literal["bf16", "float32"]
 MAX_THREADS = 64
@@ -36,6 +39,7 @@ class _Memory:
     block: NDArray[np.int64]
     control: NDArray[np.int32]
     scratch: NDArray[np.uint8]
+    mailbox: Mailbox | None
 
 
 class CpuExecutor:
@@ -44,6 +48,9 @@ class CpuExecutor:
     threads      team size at most; default: the processors this process may use. Fewer run while that is faster.
     activations  "bf16" rounds where the spec says; "float32" rounds nothing (accuracy checks).
     state_groups slot table of each KDA layer, for engines that keep several; default: one for all.
+    mailbox      this rank's end of the exchanges, for a program that is one of several tensor-parallel ranks. All ranks
+                 then make the same calls; a rank that does not answer ends them all with GroupError. Give each rank
+                 processors of its own, or `threads` so that all ranks together have no more than there are.
 
     `run` is not thread-safe. `close` ends the team; it also ends when the executor is collected or the process exits.
     """
@@ -56,6 +63,7 @@ class CpuExecutor:
         threads: int | None = None,
         activations: Activations = "bf16",
         state_groups: Sequence[int] = (),
+        mailbox: Mailbox | None = None,
     ) -> None:
         available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
         count = available if threads is None else threads
@@ -68,13 +76,20 @@ class CpuExecutor:
         groups = tuple(state_groups) or (0,) * len(program.config.kda_layers)
         if len(groups) != len(program.config.kda_layers) or min(groups, default=0) < 0:
             raise ValueError(f"state_groups {groups}: expected one for each of {len(program.config.kda_layers)} layers")
+        exchange.check(program, mailbox)
         self.program, self.caches, self.threads = program, caches, count
         self._groups = max(groups, default=0) + 1
         self.team_size = TeamSize(count)
         arena = Arena(block_bytes=4 << 20)
         self._layout = lay_out(program, arena)
-        staged = records(program, weights, self._layout, caches, groups)
-        waits = barriers(program.stages)
+        block_of_mailbox = 0 if mailbox is None else address(mailbox.block)
+        staged = records(program, weights, self._layout, caches, groups, block_of_mailbox)
+        exact = float_buffers(program)
+        waits = exchange.waits(program.stages, exact)
+        exchanges = [bool(exchange.pieces(stage, exact)) for stage in program.stages]
+        self._exchanges = np.concatenate(([0], np.cumsum(exchanges))).tolist()
+        self._names = [stage.name for stage in program.stages]
+        self._digest = zlib.crc32(repr((program.config, program.requests, program.queries, activations)).encode())
         table = arena.array((sum(len(found) for found in staged), step.RECORD_WORDS), np.int64)
         self._ranges: list[tuple[int, int]] = []
         index = 0
@@ -88,7 +103,7 @@ class CpuExecutor:
         scratch = arena.array((count, -(-private // 128) * 128 + 128), np.uint8)
         control = arena.array((team.CONTROL_BYTES // 4,), np.int32)
         self._memory = _Memory(
-            arena, weights, caches, table, arena.array((step.STEP_WORDS,), np.int64), control, scratch
+            arena, weights, caches, table, arena.array((step.STEP_WORDS,), np.int64), control, scratch, mailbox
         )
         block = self._memory.block
         block[step.ROUNDS // 8] = int(activations == "bf16")
@@ -111,23 +126,26 @@ class CpuExecutor:
         return self._buffers
 
     def run(self, inputs: StepInputs) -> StepOutputs:
-        """One step as one native call. Raises ValueError for inputs that would leave the caches."""
+        """One step as one native call. Raises ValueError for inputs that would leave the caches, GroupError if the
+        ranks of the program cannot go on."""
         threads = self.team_size.choose()
-        taken = self._run(0, len(self._memory.table), inputs, threads)
+        taken = self._run(0, len(self._ranges), inputs, threads)
         self.team_size.record(threads, taken)
         return StepOutputs(self._buffers["logits"][: inputs.rows], self._buffers["tokens"][: inputs.rows, 0])
 
     def run_stage(self, index: int, inputs: StepInputs) -> None:
         """One stage on the values that lie in `buffers`."""
-        self._run(*self._ranges[index], inputs, self.threads)
+        self._run(index, index + 1, inputs, self.threads)
 
     def close(self) -> None:
         self._stop()
 
     def _run(self, first: int, last: int, inputs: StepInputs, threads: int) -> int:
-        """Runs records first..last; returns nanoseconds."""
+        """Runs stages first..last; returns nanoseconds."""
         if not self._stop.alive:
             raise ValueError("the executor is closed")
+        if not inputs.rows:
+            raise ValueError("token_ids: no rows, expected at least one")
         inputs.check(self.program, self.caches)
         _check_slots(inputs, self._groups)
         arrays = (
@@ -153,10 +171,23 @@ class CpuExecutor:
             arrays[4].shape[-1],
             accepted,
         )
-        block[step.FIRST // 8], block[step.LAST // 8] = first, last
+        block[step.FIRST // 8], block[step.LAST // 8] = self._ranges[first][0], self._ranges[last - 1][1]
+        mailbox = self._memory.mailbox
+        if mailbox is not None:
+            mailbox.begin(self._exchanges[first], self._facts(first, last, inputs), self._names)
         start = time.perf_counter_ns()
         interpreter.enter(*self._calls, threads, 0, self._scratch)
-        return time.perf_counter_ns() - start
+        taken = time.perf_counter_ns() - start
+        if mailbox is not None:
+            mailbox.end(self._exchanges[last] - self._exchanges[first])
+        return taken
+
+    def _facts(self, first: int, last: int, inputs: StepInputs) -> int:
+        """A positive number of 31 bits that stands for the step: the same on all ranks, or they compute nonsense."""
+        found = zlib.crc32(f"{first} {last} {inputs.queries}".encode(), self._digest)
+        for array in (inputs.token_ids, inputs.lengths):
+            found = zlib.crc32(array.astype(np.int64).tobytes(), found)
+        return (found & 0x7FFFFFFF) | 1
 
 
 def _check_slots(inputs: StepInputs, groups: int) -> None:

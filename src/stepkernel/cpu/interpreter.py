@@ -7,12 +7,13 @@ from stepkernel.cpu.records import Operation
 from stepkernel.cpu.simd import get_i64, out_of_line
 from stepkernel.cpu.stages.attend import attend, insert
 from stepkernel.cpu.stages.embed import embed
+from stepkernel.cpu.stages.exchange import greet, post, rearm, take
 from stepkernel.cpu.stages.experts import experts_down, experts_up
 from stepkernel.cpu.stages.heads import heads
 from stepkernel.cpu.stages.kda import kda
 from stepkernel.cpu.stages.linear import linear
 from stepkernel.cpu.stages.mix import mix
-from stepkernel.cpu.stages.router import activate, argmax, combine, select
+from stepkernel.cpu.stages.router import activate, argmax, combine, norm_rows, select
 from stepkernel.cpu.step import FIRST, LAST, RECORD_BYTES
 
 _HEADER = 16
@@ -22,6 +23,9 @@ _KDA, _INSERT, _ATTEND, _SELECT = (
 )
 _ACTIVATE, _COMBINE, _ARGMAX = (int(x) for x in (Operation.ACTIVATE, Operation.COMBINE, Operation.ARGMAX))
 _UP, _DOWN = int(Operation.EXPERTS_UP), int(Operation.EXPERTS_DOWN)
+_POST, _REARM, _TAKE, _GREET, _NORM = (
+    int(x) for x in (Operation.POST, Operation.REARM, Operation.TAKE, Operation.GREET, Operation.NORM)
+)
 
 
 @inner
@@ -61,6 +65,16 @@ def _walk(table: int, step: int, control: int, threads: int, thread: int, scratc
             embed(at, step, threads, thread)
         elif operation == _ARGMAX:
             argmax(at, step, threads, thread)
+        elif operation == _POST:
+            post(at, step, threads, thread)
+        elif operation == _REARM:
+            rearm(at, step, threads, thread)
+        elif operation == _TAKE:
+            take(at, step, threads, thread, scratch)
+        elif operation == _GREET:
+            greet(at, step, thread, scratch)
+        elif operation == _NORM:
+            norm_rows(at, step, threads, thread)
 
 
 @entry("void(int64, int64, int64, int64, int64, int64)")

@@ -8,12 +8,15 @@ from numpy.typing import NDArray
 
 from stepkernel.cpu.arena import Arena, address
 from stepkernel.program.program import Program
-from stepkernel.program.stages import Linear
+from stepkernel.program.stages import Linear, Projection
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Buffers by name, each [rows, width] or [copies, rows, width], possibly with a longer row stride."""
+    """Buffers by name, each [rows, width] or [copies, rows, width], possibly with a longer row stride.
+
+    `<name>.part` is what this rank contributes to a gathered buffer.
+    """
 
     buffers: dict[str, NDArray[Any]]
 
@@ -31,35 +34,58 @@ class Layout:
         return self.base(name), self.stride(name)
 
 
-def joint_outputs(stage: Linear) -> list[list[str]]:
-    """Names of the output buffers of each input of a `Linear`: BF16 buffers first, float32 ones after them."""
-    inputs: dict[str, list[str]] = {}
+def product_of(part: Projection) -> tuple[str, int]:
+    """Where the product of a projection goes: a buffer and an offset in it.
+
+    A part to be gathered has a place of its own, because a rank's offset need not be a multiple of 8.
+    """
+    return (f"{part.out}.part", 0) if part.exchange == "all_gather" else (part.out, part.offset)
+
+
+def is_exact(part: Projection, exact: frozenset[str]) -> bool:
+    """Whether a product stays float32: for such a buffer, and as the part of a sum over ranks, which rounds it."""
+    return part.out in exact or part.exchange == "all_reduce"
+
+
+def product_widths(program: Program) -> dict[str, int]:
+    """Widths of the buffers and of the parts to be gathered."""
+    found = {b.name: b.width for b in program.buffers}
+    for stage in program.stages:
+        if isinstance(stage, Linear):
+            found.update({product_of(p)[0]: p.matrix.rows for p in stage.parts if p.exchange == "all_gather"})
+    return found
+
+
+def joint_outputs(stage: Linear, exact: frozenset[str]) -> list[list[str]]:
+    """Names of what the product of each input of a `Linear` writes: first what must be rounded, which so is one range.
+
+    `exact`: buffers that are not rounded.
+    """
+    inputs: dict[str, dict[str, bool]] = {}
     for part in stage.parts:
-        names = inputs.setdefault(part.x, [])
-        if part.out not in names:
-            names.append(part.out)
-    return list(inputs.values())
+        inputs.setdefault(part.x, {}).setdefault(product_of(part)[0], is_exact(part, exact))
+    return [sorted(names, key=lambda name: names[name]) for names in inputs.values()]
 
 
 def lay_out(program: Program, arena: Arena) -> Layout:
     """Allocates a program's buffers. Rows of a joint matrix start every buffer on a multiple of 8 values."""
     buffers: dict[str, NDArray[Any]] = {}
-    shapes = {b.name: b for b in program.buffers}
+    exact = frozenset(b.name for b in program.buffers if b.dtype != "bf16")
+    sizes = product_widths(program)
     for stage in program.stages:
         if not isinstance(stage, Linear):
             continue
-        for names in joint_outputs(stage):
-            ordered = order(program, names)
+        for ordered in joint_outputs(stage, exact):
             missing = [name for name in ordered if name not in buffers]
             if not missing:
                 continue
             if missing != ordered:
                 raise ValueError(f"{stage.name}: outputs {ordered} lie apart from an earlier joint product")
-            widths = [padded(shapes[name].width) for name in ordered]
+            widths = [padded(sizes[name]) for name in ordered]
             joint = arena.array((program.rows, spread(sum(widths))), np.float32)
             start = 0
             for name, width in zip(ordered, widths, strict=True):
-                buffers[name] = joint[:, start : start + shapes[name].width]
+                buffers[name] = joint[:, start : start + sizes[name]]
                 start += width
     for buffer in program.buffers:
         if buffer.name in buffers:
@@ -69,11 +95,6 @@ def lay_out(program: Program, arena: Arena) -> Layout:
         shape = (buffer.copies, *rows) if buffer.copies > 1 or buffer.name == "blocks" else rows
         buffers[buffer.name] = arena.array(shape, dtype)[..., : buffer.width]
     return Layout(buffers)
-
-
-def order(program: Program, names: list[str]) -> list[str]:
-    """BF16 buffers before float32 ones, so that what must be rounded is one range."""
-    return sorted(names, key=lambda name: program.buffer(name).dtype != "bf16")
 
 
 def spread(width: int) -> int:

@@ -22,6 +22,11 @@ class Operation(IntEnum):
     EXPERTS_DOWN = 10
     COMBINE = 11
     ARGMAX = 12
+    POST = 13
+    REARM = 14
+    TAKE = 15
+    GREET = 16
+    NORM = 17
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from stepkernel.cpu.arena import address
 from stepkernel.cpu.layout import Layout
 from stepkernel.cpu.records import Record
-from stepkernel.cpu.stages import attend, embed, experts, heads, kda, linear, mix, router
+from stepkernel.cpu.stages import attend, embed, exchange, experts, heads, kda, linear, mix, router
 from stepkernel.cpu.weights import CpuWeights, float_buffers
+from stepkernel.model.shard import shard_sizes
 from stepkernel.program.inputs import Caches
 from stepkernel.program.program import Program
 from stepkernel.program.stages import (
@@ -34,15 +35,28 @@ from stepkernel.program.stages import (
 
 
 def records(
-    program: Program, weights: CpuWeights, layout: Layout, caches: Caches, state_groups: Sequence[int]
+    program: Program,
+    weights: CpuWeights,
+    layout: Layout,
+    caches: Caches,
+    state_groups: Sequence[int],
+    mailbox_block: int = 0,
 ) -> list[list[Record]]:
-    """The records of every stage. `state_groups`: slot table of each KDA layer.
+    """The records of every stage. `state_groups`: slot table of each KDA layer. `mailbox_block`: its address.
 
     Raises ValueError for caches that do not fit the program.
     """
     _check_shapes(program, caches)
     exact = float_buffers(program)
-    return [_encode(stage, program, weights, layout, caches, exact, state_groups) for stage in program.stages]
+    found, exchanges = [], 0
+    for index, stage in enumerate(program.stages):
+        found.append(_encode(stage, program, weights, layout, caches, exact, state_groups))
+        if exchange.pieces(stage, exact):
+            found[-1] += exchange.encode(stage, index, exchanges, mailbox_block, layout, exact)
+            exchanges += 1
+            if isinstance(stage, Combine):
+                found[-1] += router.encode_norm(stage, weights.stages[stage.name], layout)
+    return found
 
 
 def _encode(
@@ -58,7 +72,7 @@ def _encode(
     config, rows, bits = program.config, program.rows, weights.activation_bits
     match stage:
         case Embed():
-            return embed.encode(stage, packed, layout)
+            return embed.encode(stage, packed, layout, program.shard.rank)
         case MixNorm():
             return mix.encode(stage, packed, layout)
         case Linear():
@@ -95,16 +109,17 @@ def _encode(
 def _check_shapes(program: Program, caches: Caches) -> None:
     """Kernels trust the shapes: what a state lacks would be read and written beyond its end."""
     config, linear = program.config, program.config.linear_attention
+    sizes = shard_sizes(config, program.shard.size)
     slots, pages = caches.slots, (caches.pages, caches.page_tokens)
     window = max([linear.conv_width - 1, *(c.shape[1] for c in caches.conv if c.ndim == 3)])
     for what, arrays, count, expected in (
         ("latent cache", caches.latent, len(config.mla_layers), (*pages, config.latent_row)),
-        ("convolution state", caches.conv, len(config.kda_layers), (slots, window, 3 * config.kda_width)),
+        ("convolution state", caches.conv, len(config.kda_layers), (slots, window, 3 * sizes.kda_width)),
         (
             "recurrent state",
             caches.recurrent,
             len(config.kda_layers),
-            (slots, linear.num_heads, linear.head_dim, linear.head_dim),
+            (slots, sizes.kda_heads, linear.head_dim, linear.head_dim),
         ),
     ):
         if len(arrays) != count:

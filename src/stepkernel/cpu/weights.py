@@ -46,14 +46,15 @@ def float_buffers(program: Program) -> frozenset[str]:
 def pack_weights(
     program: Program, weights: Weights, activation_bits: int = 15, progress: Progress | None = None
 ) -> CpuWeights:
-    """Packs every weight of a program. `progress(done, total)` is called after each stage.
+    """Packs every weight of a program, which is one rank's part. `progress(done, total)` is called after each stage.
 
-    Raises ValueError for an unsupported `activation_bits`, PackError for shapes the kernels cannot take.
+    Raises ValueError for an unsupported `activation_bits` and for weights of another rank, PackError for shapes the
+    kernels cannot take.
     """
     if activation_bits not in (8, 15):
         raise ValueError(f"activation bits {activation_bits}: supported are 15 and 8")
-    if program.shard.size != 1:
-        raise ValueError(f"tensor parallel size {program.shard.size}: the CPU executor runs size 1")
+    if weights.shard != program.shard:
+        raise ValueError(f"weights of {weights.shard}, program of {program.shard}: expected the same part of the model")
     arena = Arena()
     exact = float_buffers(program)
     found = {}

@@ -5,7 +5,7 @@ import numpy as np
 from stepkernel.cpu.arena import Arena, address
 from stepkernel.cpu.gemm import gemm, point_rows, round_rows, scale_rows, share
 from stepkernel.cpu.jit import inner
-from stepkernel.cpu.layout import Layout, padded
+from stepkernel.cpu.layout import Layout, is_exact, padded, product_of
 from stepkernel.cpu.pack import PackError, bf16_bytes, pack_bf16
 from stepkernel.cpu.records import Operation, Record
 from stepkernel.cpu.simd import get_f32, get_i64, out_of_line, words
@@ -18,12 +18,14 @@ _SCALE = 8 * 9
 
 
 def joint_parts(stage: Linear, f32: frozenset[str]) -> list[list[Projection]]:
-    """The parts of each input, in the order their outputs lie: BF16 buffers first, then by buffer and offset."""
+    """The parts of each input, in the order their outputs lie: what is rounded first, then by buffer and offset."""
     inputs: dict[str, list[Projection]] = {}
     for part in stage.parts:
         inputs.setdefault(part.x, []).append(part)
     first = {part.out: i for i, part in reversed(list(enumerate(stage.parts)))}
-    return [sorted(parts, key=lambda p: (p.out in f32, first[p.out], p.offset)) for parts in inputs.values()]
+    return [
+        sorted(parts, key=lambda p: (is_exact(p, f32), first[p.out], product_of(p)[1])) for parts in inputs.values()
+    ]
 
 
 def pack(stage: Linear, weights: Weights, arena: Arena, f32: frozenset[str]) -> tuple[int, ...]:
@@ -47,21 +49,23 @@ def _check_cover(stage: Linear, parts: list[Projection]) -> None:
     """Outputs lie in the order of the stacked rows only if each part but a buffer's last fills whole groups."""
     end: dict[str, int] = {}
     for part in parts:
-        if part.offset != end.get(part.out, 0) or part.offset % 8:
+        name, offset = product_of(part)
+        if offset != end.get(name, 0) or offset % 8:
             raise PackError(
-                f"{stage.name}: {part.matrix.name} starts at output {part.offset}, a multiple of 8 after the last"
+                f"{stage.name}: {part.matrix.name} starts at output {offset}; the CPU kernels take multiples of 8, one "
+                "part after the other"
             )
-        end[part.out] = part.offset + part.matrix.rows
+        end[name] = offset + part.matrix.rows
 
 
 def encode(stage: Linear, packed: tuple[int, ...], layout: Layout, f32: frozenset[str]) -> list[Record]:
     records = []
     for parts, matrix in zip(joint_parts(stage, f32), packed, strict=True):
         columns = parts[0].matrix.columns
-        rounded = sum(padded(part.matrix.rows) for part in parts if part.out not in f32) // 8
+        rounded = sum(padded(part.matrix.rows) for part in parts if not is_exact(part, f32)) // 8
         groups = sum(padded(part.matrix.rows) for part in parts) // 8
         x, x_stride = layout.at(parts[0].x)
-        y, y_stride = layout.at(parts[0].out)
+        y, y_stride = layout.at(product_of(parts[0])[0])
         arguments = (matrix, columns * 16, x, x_stride, y, y_stride, groups, rounded, columns // 2, float(stage.scale))
         records.append(Record(Operation.LINEAR, arguments, scratch=TABLES))
     return records

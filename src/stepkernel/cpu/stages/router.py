@@ -38,13 +38,10 @@ from stepkernel.model.config import ModelConfig
 from stepkernel.model.weights import Weights
 from stepkernel.program.stages import Activate, Argmax, Combine, Select
 
-_select_arguments, _activate_arguments, _combine_arguments, _argmax_arguments = (
-    words(10),
-    words(5),
-    words(9),
-    words(5),
+_select_arguments, _activate_arguments, _combine_arguments, _norm_arguments, _argmax_arguments = (
+    words(count) for count in (10, 5, 9, 4, 5)
 )
-_SCALING, _BETA, _EPS = 8 * 10, 8 * 5, 8 * 9
+_SCALING, _BETA, _EPS, _NORM_EPS = 8 * 10, 8 * 5, 8 * 9, 8 * 4
 
 
 def pack_select(stage: Select, weights: Weights, arena: Arena) -> tuple[int, ...]:
@@ -139,8 +136,11 @@ def pack_combine(stage: Combine, weights: Weights, arena: Arena) -> tuple[int, .
 
 
 def encode_combine(stage: Combine, packed: tuple[int, ...], layout: Layout) -> list[Record]:
+    """With an exchange, that rounds the sum over the ranks, and the norm comes after it, by `encode_norm`."""
+    alone = stage.exchange == "none"
     places = (*layout.at(stage.x), *layout.at(stage.weights), *layout.at(stage.out))
-    return [Record(Operation.COMBINE, (*places, packed[0], stage.top_k, stage.width, float(stage.eps)))]
+    shape = (packed[0] if alone else 0, stage.top_k, stage.width, float(stage.eps), int(alone))
+    return [Record(Operation.COMBINE, (*places, *shape))]
 
 
 @inner
@@ -149,25 +149,48 @@ def combine(record: int, step: int, threads: int, thread: int) -> None:
     out_of_line()
     x, x_stride, weights, weights_stride, out, out_stride, norm, top_k, width = _combine_arguments(record)
     eps = get_f32(record + _EPS)
-    rounds = get_i64(step + ROUNDS)
+    rounds = get_i64(step + ROUNDS) * get_i64(record + _EPS + 8)
     first, last = share(get_i64(step + ROWS), threads, thread)
     size = width * 4
     for row in range(first, last):
         target = out + row * out_stride
-        squares = zero_f32()
         for i in range(0, size, 32):
             total = zero_f32()
             for slot in range(top_k):
                 weight = broadcast_f32(weights + row * weights_stride + slot * 4)
                 total = multiply_add(weight, load_f32(x + row * x_stride + slot * size + i), total)
-            total = round_if(total, rounds)
-            squares = multiply_add(total, total, squares)
-            store_f32(target + i, total)
+            store_f32(target + i, round_if(total, rounds))
         if norm != 0:
-            scale = splat_f32(np.float32(1.0) / np.float32(math.sqrt(sum_f32(squares) / np.float32(width) + eps)))
-            for i in range(0, size, 32):
-                value = multiply_f32(multiply_f32(load_f32(target + i), scale), load_f32(norm + i))
-                store_f32(target + i, round_if(value, rounds))
+            _normalize(target, norm, width, eps, rounds)
+
+
+def encode_norm(stage: Combine, packed: tuple[int, ...], layout: Layout) -> list[Record]:
+    if stage.norm is None:
+        return []
+    return [Record(Operation.NORM, (*layout.at(stage.out), packed[0], stage.width, float(stage.eps)))]
+
+
+@inner
+def norm_rows(record: int, step: int, threads: int, thread: int) -> None:
+    """The latent norm of rows that were summed over the ranks; shared out like those of `combine`."""
+    out_of_line()
+    out, out_stride, norm, width = _norm_arguments(record)
+    rounds = get_i64(step + ROUNDS)
+    first, last = share(get_i64(step + ROWS), threads, thread)
+    for row in range(first, last):
+        _normalize(out + row * out_stride, norm, width, get_f32(record + _NORM_EPS), rounds)
+
+
+@inner
+def _normalize(x: int, norm: int, width: int, eps: float, rounds: int) -> None:
+    squares = zero_f32()
+    for i in range(0, width * 4, 32):
+        value = load_f32(x + i)
+        squares = multiply_add(value, value, squares)
+    scale = splat_f32(np.float32(1.0) / np.float32(math.sqrt(sum_f32(squares) / np.float32(width) + eps)))
+    for i in range(0, width * 4, 32):
+        value = multiply_f32(multiply_f32(load_f32(x + i), scale), load_f32(norm + i))
+        store_f32(x + i, round_if(value, rounds))
 
 
 def encode_argmax(stage: Argmax, layout: Layout) -> list[Record]:
