@@ -10,7 +10,6 @@ import pytest
 
 from stepkernel.cpu.executor import CpuExecutor
 from stepkernel.cpu.weights import pack_weights
-from stepkernel.model.shard import Shard
 from stepkernel.program.builder import build_program
 from stepkernel.program.inputs import Caches, StepInputs
 from support.cpu import CpuEngine, CpuModel
@@ -23,11 +22,6 @@ BF16 = ml_dtypes.bfloat16
 def test_activation_bits(k3: CpuModel, bits: int) -> None:
     with pytest.raises(ValueError, match=f"activation bits {bits}: supported are 15 and 8"):
         pack_weights(build_program(k3.config), k3.weights, activation_bits=bits)
-
-
-def test_shards(k3: CpuModel) -> None:
-    with pytest.raises(ValueError, match="tensor parallel size 2"):
-        pack_weights(build_program(k3.config, Shard(0, 2)), k3.weights)
 
 
 @pytest.mark.parametrize("threads", [0, -1, 65])

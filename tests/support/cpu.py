@@ -9,9 +9,11 @@ import ml_dtypes
 import numpy as np
 
 from stepkernel.cpu.executor import CpuExecutor
+from stepkernel.cpu.mailbox import Mailbox
 from stepkernel.cpu.weights import CpuWeights, pack_weights
 from stepkernel.model.checkpoint import Checkpoint
 from stepkernel.model.config import ModelConfig
+from stepkernel.model.shard import Shard
 from stepkernel.model.weights import Weights
 from stepkernel.program.builder import build_program
 from stepkernel.program.inputs import Caches, StepInputs, StepOutputs
@@ -40,6 +42,8 @@ class CpuEngine(Requests):
     mode: Mode = "bf16"
     batch: int = 8
     threads: int = 1
+    shard: Shard = Shard()  # noqa: RUF009
+    mailbox: Mailbox | None = None
     executors: dict[int, CpuExecutor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -47,8 +51,8 @@ class CpuEngine(Requests):
 
     def executor(self, queries: int = 1) -> CpuExecutor:
         if queries not in self.executors:
-            program = build_program(self.config, requests=self.batch, queries=queries)
-            made = CpuExecutor(program, self.packed, self.caches, self.threads, self.mode)
+            program = build_program(self.config, self.shard, self.batch, queries)
+            made = CpuExecutor(program, self.packed, self.caches, self.threads, self.mode, mailbox=self.mailbox)
             for buffer in made.buffers.values():
                 if buffer.dtype == np.float32:
                     buffer.fill(np.nan)
@@ -106,8 +110,8 @@ class CpuModel:
     weights: Weights
     opened: list[CpuEngine]
 
-    def packed(self, bits: int = 15) -> CpuWeights:
-        return _packed(self.name, bits)
+    def packed(self, bits: int = 15, shard: Shard = Shard()) -> CpuWeights:  # noqa: B008
+        return _packed(self.name, bits, shard)
 
     def engine(
         self,
@@ -132,9 +136,9 @@ def _checkpoint(name: str) -> tuple[ModelConfig, Weights]:
 
 
 @cache
-def _packed(name: str, bits: int) -> CpuWeights:
-    config, weights = _checkpoint(name)
-    return pack_weights(build_program(config), weights, bits)
+def _packed(name: str, bits: int, shard: Shard = Shard()) -> CpuWeights:  # noqa: B008
+    config, _ = _checkpoint(name)
+    return pack_weights(build_program(config, shard), Checkpoint.open(ASSETS / name).weights(shard), bits)
 
 
 def opened_model(name: str) -> Iterator[CpuModel]:

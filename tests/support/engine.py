@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from stepkernel.model.config import ModelConfig
+from stepkernel.model.shard import Shard, shard_sizes
 from stepkernel.program.inputs import Caches, StepInputs
 
 PAGE_TOKENS = 16
@@ -28,16 +29,21 @@ PADDING = Request([], [0] * (1 + DRAFTS))
 
 
 def poisoned_caches(
-    config: ModelConfig, pages: int, slots: int, page_tokens: int = PAGE_TOKENS, dtype: Any = np.float32
+    config: ModelConfig,
+    pages: int,
+    slots: int,
+    page_tokens: int = PAGE_TOKENS,
+    dtype: Any = np.float32,
+    shard: Shard = Shard(),  # noqa: B008
 ) -> Caches:
-    """Caches full of NaN, with windows for up to DRAFTS drafts."""
-    linear = config.linear_attention
-    width, dim, row = 3 * config.kda_width, linear.head_dim, config.latent_row
+    """Caches of one rank full of NaN, with windows for up to DRAFTS drafts."""
+    linear, sizes = config.linear_attention, shard_sizes(config, shard.size)
+    width, dim, row = 3 * sizes.kda_width, linear.head_dim, config.latent_row
     window = linear.conv_width - 1 + DRAFTS
     return Caches(
         latent=[np.full((pages, page_tokens, row), np.nan, dtype) for _ in config.mla_layers],
         conv=[np.full((slots, window, width), np.nan, dtype) for _ in config.kda_layers],
-        recurrent=[np.full((slots, linear.num_heads, dim, dim), np.nan, np.float32) for _ in config.kda_layers],
+        recurrent=[np.full((slots, sizes.kda_heads, dim, dim), np.nan, np.float32) for _ in config.kda_layers],
     )
 
 
