@@ -77,11 +77,6 @@ def record_bytes(bits: int) -> int:
     return RECORD_15 if bits == 15 else RECORD_8
 
 
-def matrix_bytes(outputs: int, inputs: int) -> int:
-    """Bytes of a packed matrix; outputs are padded to 8."""
-    return -(-outputs // 8) * (inputs // GROUP) * (SCALES + NIBBLES)
-
-
 def tile(groups: int, rows: int, bits: int) -> Any:
     """A kernel for `groups` groups of 8 outputs x `rows` rows.
 
