@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from stepkernel.model.checkpoint import Checkpoint
-from stepkernel.program.builder import build_program
+from stepkernel.program.builder import Taps, build_program
 from stepkernel.program.inputs import Caches
 from stepkernel.program.program import Program
 from stepkernel.reference.executor import ReferenceExecutor
@@ -63,9 +63,16 @@ class Model:
     checkpoint: Checkpoint
     shared: dict[str, Any]
 
-    def engine(self, rounding: Rounding = "float32", rows: int = 96, requests: int = 8, columns: int = 1) -> Engine:
+    def engine(
+        self,
+        rounding: Rounding = "float32",
+        rows: int = 96,
+        requests: int = 8,
+        columns: int = 1,
+        taps: Taps | None = None,
+    ) -> Engine:
         config = self.checkpoint.config
-        program = build_program(config, requests=1, queries=rows, max_rows=rows)
+        program = build_program(config, requests=1, queries=rows, max_rows=rows, taps=taps)
         dtype: Any = np.float32 if rounding == "float32" else ml_dtypes.bfloat16
         slots, pages = requests * columns + 3, requests * MAX_PAGES + 5
         caches = poisoned_caches(config, pages, slots, dtype=dtype)

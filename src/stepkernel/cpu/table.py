@@ -104,6 +104,8 @@ def _encode(
             return router.encode_combine(stage, packed, layout)
         case Argmax():
             return router.encode_argmax(stage, layout)
+        case _:
+            raise ValueError(f"{stage.name}: the CPU step has no kernel for this stage of a draft")
 
 
 def _check_shapes(program: Program, caches: Caches) -> None:

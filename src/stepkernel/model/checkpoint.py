@@ -44,7 +44,7 @@ class Checkpoint:
         if not path.is_dir():
             raise CheckpointError(f"{path}: no such directory; expected a model directory with config.json")
         config = ModelConfig.from_file(path)
-        files = _open_files(path)
+        files = open_files(path)
         tensors: dict[str, Location] = {}
         for file in files:
             for stored_name, stored in file.tensors.items():
@@ -101,7 +101,8 @@ def canonical_name(stored_name: str) -> str:
     return f"model.{name}" if name.startswith(_BARE) else name
 
 
-def _open_files(directory: Path) -> tuple[SafetensorsFile, ...]:
+def open_files(directory: Path) -> tuple[SafetensorsFile, ...]:
+    """The safetensors files of a directory, agreeing with its index if there is one; reads headers only."""
     index = directory / INDEX_FILE
     if not index.is_file():
         single = directory / SINGLE_FILE

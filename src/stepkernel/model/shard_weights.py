@@ -20,18 +20,22 @@ from stepkernel.model.weights import PackedMatrix
 
 @dataclass(frozen=True)
 class ShardWeights:
-    """`Weights` over an opened checkpoint; see there for shapes. Errors are CheckpointError."""
+    """`Weights` over an opened checkpoint; see there for shapes. Errors are CheckpointError.
+
+    table: the tensors it holds, where they are not those of `config` (a draft's).
+    """
 
     config: ModelConfig
     shard: Shard
     tensors: Mapping[str, Location]
     files: tuple[SafetensorsFile, ...]
     check_finite: bool = True
+    table: TensorTable | None = None
     _table: TensorTable = field(init=False)
     _scanned: set[str] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_table", tensor_table(self.config))
+        object.__setattr__(self, "_table", tensor_table(self.config) if self.table is None else self.table)
 
     def matrix(self, name: str) -> BFloat16Array:
         """BF16 [out, in] of this shard, a view of the file."""

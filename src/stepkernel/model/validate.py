@@ -21,12 +21,13 @@ def check_tensors(config: ModelConfig, found: Found, directory: Path) -> None:
         spec = table.find(name)
         if spec is None:
             _refuse_unknown(config, found, name)
-        _check_one(at, spec)
+        check_tensor(at, spec)
     if len(found) != len(table):
         _refuse_missing(config, table, found, directory)
 
 
-def _check_one(at: Location, spec: TensorSpec) -> None:
+def check_tensor(at: Location, spec: TensorSpec) -> None:
+    """Refuses a tensor whose dtype or shape is not the expected one (CheckpointError)."""
     stored = at.stored
     tensor = f"{at.file.path}: tensor {at.stored_name}"
     if stored.dtype not in spec.dtypes:

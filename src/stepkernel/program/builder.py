@@ -1,9 +1,12 @@
 """Builds the program of one decode step for a model, a tensor-parallel shard and a number of rows (spec 2, 3.5)."""
 
+from dataclasses import dataclass, replace
+
 from stepkernel.model.config import ModelConfig
+from stepkernel.model.draft_config import AuxStream
 from stepkernel.model.shard import Shard, shard_sizes
 from stepkernel.program import attention, feedforward
-from stepkernel.program.program import BLOCKS, MAX_ROWS, PREFIX, Program
+from stepkernel.program.program import BLOCKS, MAX_ROWS, PREFIX, TAPS, Program
 from stepkernel.program.stages import (
     Argmax,
     Buffer,
@@ -14,16 +17,30 @@ from stepkernel.program.stages import (
     MixNorm,
     Projection,
     Stage,
+    Tap,
     Update,
 )
 
 SINGLE = Shard(0, 1)
 
 
+@dataclass(frozen=True)
+class Taps:
+    """The streams that a step keeps for a draft: after these 0-based layers, ascending; prefix or mix (spec 5.2)."""
+
+    layers: tuple[int, ...]
+    stream: AuxStream = "prefix_only"
+
+
 def build_program(
-    config: ModelConfig, shard: Shard = SINGLE, requests: int = 1, queries: int = 1, max_rows: int = MAX_ROWS
+    config: ModelConfig,
+    shard: Shard = SINGLE,
+    requests: int = 1,
+    queries: int = 1,
+    max_rows: int = MAX_ROWS,
+    taps: Taps | None = None,
 ) -> Program:
-    """The step of up to `requests` requests with `queries` tokens each.
+    """The step of up to `requests` requests with `queries` tokens each; with `taps` it also fills the buffer TAPS.
 
     Raises ValueError if the rows exceed `max_rows` (64, spec 6.2; prefill on the standard path passes its own limit) or
     the shard does not divide the model.
@@ -37,12 +54,12 @@ def build_program(
     ]
     delta: tuple[str, ...] = ()
     for layer in range(config.num_layers):
-        stages.append(_mix(config, layer, "attention", delta))
+        stages.append(replace(_mix(config, layer, "attention", delta), tap=_tap(config, taps, layer - 1)))
         stages += attention.stages(config, sizes, layer, _reduce(shard))
         stages.append(_mix(config, layer, "mlp", ("attention_out",)))
         ffn, delta = feedforward.stages(config, sizes, shard, layer)
         stages += ffn
-    stages.append(_final_mix(config, delta))
+    stages.append(replace(_final_mix(config, delta), tap=_tap(config, taps, config.num_layers - 1)))
     head = Matrix("lm_head.weight", sizes.vocab, hidden)
     gather: Exchange = "all_gather" if shard.size > 1 else "none"
     logits = Projection(head, "hidden", "logits", shard.rank * sizes.vocab, gather)
@@ -57,8 +74,16 @@ def build_program(
         *feedforward.buffers(config, sizes),
         Buffer("logits", config.vocab_size, "f32"),
         Buffer("tokens", 1, "i32"),
+        Buffer(TAPS, 0 if taps is None else len(taps.layers) * hidden, "bf16"),
     ]
     return Program(config, shard, requests, queries, tuple(stages), tuple(b for b in buffers if b.width and b.copies))
+
+
+def _tap(config: ModelConfig, taps: Taps | None, layer: int) -> Tap | None:
+    """What the mix after `layer` keeps, if anything."""
+    if taps is None or layer not in taps.layers:
+        return None
+    return Tap(TAPS, taps.layers.index(layer) * config.hidden_size, taps.stream == "attn_res_stream")
 
 
 def _reduce(shard: Shard) -> Exchange:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 
+from stepkernel.program.draft_stages import ChooseDraft, Confidence, MarkovBias, Rotate
 from stepkernel.program.program import Program
 from stepkernel.program.stages import (
     Absorb,
@@ -129,6 +130,19 @@ def cost(stage: Stage, load: Load, distinct: DistinctExperts | None = None) -> C
             return Cost(flops=8 * rows * stage.width)
         case Argmax():
             return Cost(flops=rows * stage.vocab)
+        case Rotate():
+            return Cost(flops=3 * rows * stage.heads * stage.rope)
+        case MarkovBias():
+            # One position of every request; the rows of w_in are looked up like embeddings.
+            looked_up = load.requests * stage.rank
+            return Cost(
+                _BF16 * (stage.vocab * stage.rank + looked_up), flops=2 * load.requests * stage.vocab * stage.rank
+            )
+        case ChooseDraft():
+            return Cost(flops=load.requests * stage.vocab)
+        case Confidence():
+            inputs = stage.width + stage.rank
+            return Cost(_F32 * inputs + rows * _BF16 * stage.rank, flops=2 * rows * inputs)
 
 
 def step_cost(program: Program, load: Load, distinct: DistinctExperts | None = None) -> Cost:

@@ -78,7 +78,7 @@ class StepInputs:
             self.requests and (self.accepted.min() < 1 or self.accepted.max() > columns)
         ):
             raise ValueError(f"accepted {self.accepted.tolist()}: expected {self.requests} values in 1..{columns}")
-        if self.state_slots.size and self.state_slots.max() >= caches.slots:
+        if caches.recurrent and self.state_slots.size and self.state_slots.max() >= caches.slots:
             raise ValueError(f"state_slots: slot {self.state_slots.max()}, there are {caches.slots}")
         if self.slot_mapping.size and self.slot_mapping.max() >= caches.pages * caches.page_tokens:
             raise ValueError(

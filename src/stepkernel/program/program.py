@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from stepkernel.model.config import ModelConfig
 from stepkernel.model.shard import Shard
+from stepkernel.program.draft_stages import ChooseDraft, Confidence, MarkovBias, Rotate
 from stepkernel.program.stages import (
     Absorb,
     Activate,
@@ -26,6 +27,7 @@ from stepkernel.program.stages import (
 MAX_ROWS = 64
 PREFIX = "prefix"
 BLOCKS = "blocks"
+TAPS = "taps"
 CACHE = "latent cache"
 CONV = "conv state"
 RECURRENT = "recurrent state"
@@ -78,8 +80,14 @@ def reads(stage: Stage) -> frozenset[str]:
             return frozenset({stage.x, stage.weights})
         case Argmax():
             return frozenset({stage.logits})
-        case Activate() | Absorb():
+        case Activate() | Absorb() | Rotate():
             return frozenset({stage.x})
+        case MarkovBias():
+            return frozenset({stage.logits} | ({stage.drafts} if stage.position else set()))
+        case ChooseDraft():
+            return frozenset({stage.logits})
+        case Confidence():
+            return frozenset({stage.hidden, stage.drafts})
 
 
 def writes(stage: Stage) -> frozenset[str]:
@@ -87,7 +95,9 @@ def writes(stage: Stage) -> frozenset[str]:
     match stage:
         case MixNorm():
             saved = {f"{BLOCKS}{stage.save}"} if stage.save is not None else set()
-            return frozenset({PREFIX, stage.out} | saved) if stage.update != "none" else frozenset({stage.out} | saved)
+            tapped = {stage.tap.out} if stage.tap is not None else set()
+            updated = {PREFIX} if stage.update != "none" else set()
+            return frozenset({stage.out} | saved | tapped | updated)
         case Linear():
             return frozenset(p.out for p in stage.parts)
         case KdaCore():
@@ -96,6 +106,12 @@ def writes(stage: Stage) -> frozenset[str]:
             return frozenset({f"{CACHE}{stage.index}"} | ({stage.query_out} if stage.query_out else set()))
         case Select():
             return frozenset({stage.ids, stage.weights})
+        case Rotate():
+            return frozenset({stage.x})
+        case MarkovBias():
+            return frozenset({stage.logits, stage.bias})
+        case ChooseDraft():
+            return frozenset({stage.drafts})
         case _:
             return frozenset({stage.out})
 

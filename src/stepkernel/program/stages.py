@@ -8,6 +8,8 @@ that were rounded to BF16 (spec 2.1), so that every executor has the same roundi
 from dataclasses import dataclass
 from typing import Literal
 
+from stepkernel.program.draft_stages import ChooseDraft, Confidence, MarkovBias, Rotate
+
 Format = Literal["bf16", "mxfp4"]
 Exchange = Literal["none", "all_reduce", "all_gather"]
 Update = Literal["none", "add", "restart"]
@@ -51,12 +53,23 @@ class Embed:
 
 
 @dataclass(frozen=True)
+class Tap:
+    """Where a `MixNorm` puts the stream a draft reads (spec 5.2): the updated prefix, or with `mixed` the mix itself,
+    rounded, at column `offset` of the buffer."""
+
+    out: str
+    offset: int
+    mixed: bool
+
+
+@dataclass(frozen=True)
 class MixNorm:
     """Residual update, AttnRes mix and RMSNorm (spec 2.3, 2.4).
 
     `delta` buffers are summed (one rounding each), then enter the prefix by `update`. The first `sources` saved blocks
     and the prefix are mixed with the scores of `score_norm * score_proj`; both None means a plain residual. The prefix
     is saved as block `save` after the mix. `out` is the normalised mix; `round_mix` rounds the mix to BF16 first.
+    `tap` keeps the stream after the layer before, for a draft.
     """
 
     name: str
@@ -72,6 +85,7 @@ class MixNorm:
     eps: float
     out: str
     round_mix: bool = False
+    tap: Tap | None = None
 
 
 @dataclass(frozen=True)
@@ -172,7 +186,10 @@ class Absorb:
 
 @dataclass(frozen=True)
 class Attend:
-    """Causal softmax attention of absorbed queries over the latent rows; `out` is the mixed latent (spec 2.6)."""
+    """Softmax attention of absorbed queries over the latent rows; `out` is the mixed latent (spec 2.6).
+
+    Causal, or over all rows of the request for every query (a draft's block, spec 5.1).
+    """
 
     name: str
     layer: int
@@ -183,6 +200,7 @@ class Attend:
     scale: float
     x: str
     out: str
+    causal: bool = True
 
 
 @dataclass(frozen=True)
@@ -291,4 +309,8 @@ Stage = (
     | ExpertsDown
     | Combine
     | Argmax
+    | Rotate
+    | MarkovBias
+    | ChooseDraft
+    | Confidence
 )

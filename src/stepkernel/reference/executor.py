@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepkernel.model.weights import Weights
+from stepkernel.program.draft_stages import ChooseDraft, Confidence, MarkovBias, Rotate
 from stepkernel.program.inputs import Caches, StepInputs, StepOutputs
 from stepkernel.program.program import BLOCKS, Program
 from stepkernel.program.stages import (
@@ -27,6 +28,7 @@ from stepkernel.program.stages import (
     Stage,
     ValueGate,
 )
+from stepkernel.reference.draft import choose_draft, confidence, markov_bias, rotate
 from stepkernel.reference.kda import kda_core
 from stepkernel.reference.linear import activate_dense, argmax, embed, linear
 from stepkernel.reference.mix import mix_norm
@@ -71,9 +73,8 @@ class ReferenceExecutor:
         self.program = program
         self.caches = caches
         self._weights = FloatWeights(weights, cache_bytes)
-        # Zeroed by the system on first touch: logits of rows that no step uses take no memory.
-        self._buffers = {b.name: np.zeros(_shape(b, program.rows), _dtype(b)) for b in program.buffers}
-        self._rounded = frozenset(b.name for b in program.buffers if rounding == "bf16" and b.dtype == "bf16")
+        self._buffers = allocate_buffers(program)
+        self._rounded = rounded_buffers(program, rounding)
         self._head = next(i for i, stage in enumerate(program.stages) if stage.name == "head")
 
     @property
@@ -95,7 +96,7 @@ class ReferenceExecutor:
             for index, stage in enumerate(stages):
                 if index == self._head and logits == "last":
                     step = step.only(np.arange(1, inputs.requests + 1) * inputs.queries - 1)
-                _run(stage, step)
+                run_stage(stage, step)
                 if observe is not None:
                     observe(stage, step)
         return StepOutputs(self._buffers["logits"][:count], self._buffers["tokens"][:count, 0])
@@ -104,13 +105,23 @@ class ReferenceExecutor:
         """Runs stage `index` on what the buffers and caches hold."""
         step = self._step(inputs)
         with np.errstate(all="ignore"):
-            _run(self.program.stages[index], step)
+            run_stage(self.program.stages[index], step)
 
     def _step(self, inputs: StepInputs) -> Step:
         inputs.check(self.program, self.caches, any_shape=True)
         rows = inputs.rows
         views = {name: b[:, :rows] if name == BLOCKS else b[:rows] for name, b in self._buffers.items()}
         return Step(self.program.config, self._weights, self.caches, inputs, views, self._rounded)
+
+
+def allocate_buffers(program: Program) -> dict[str, NDArray[Any]]:
+    """Zeroed by the system on first touch: logits of rows that no step uses take no memory."""
+    return {b.name: np.zeros(_shape(b, program.rows), _dtype(b)) for b in program.buffers}
+
+
+def rounded_buffers(program: Program, rounding: Rounding) -> frozenset[str]:
+    """Buffers whose values are rounded to BF16 when they are written."""
+    return frozenset(b.name for b in program.buffers if rounding == "bf16" and b.dtype == "bf16")
 
 
 def _shape(buffer: Buffer, rows: int) -> tuple[int, ...]:
@@ -122,7 +133,8 @@ def _dtype(buffer: Buffer) -> type[np.generic]:
     return np.int32 if buffer.dtype == "i32" else np.float32
 
 
-def _run(stage: Stage, step: Step) -> None:
+def run_stage(stage: Stage, step: Step) -> None:
+    """Does what a stage says to the buffers and caches of a step."""
     match stage:
         case Embed():
             embed(stage, step)
@@ -152,3 +164,11 @@ def _run(stage: Stage, step: Step) -> None:
             combine(stage, step)
         case Argmax():
             argmax(stage, step)
+        case Rotate():
+            rotate(stage, step)
+        case MarkovBias():
+            markov_bias(stage, step)
+        case ChooseDraft():
+            choose_draft(stage, step)
+        case Confidence():
+            confidence(stage, step)

@@ -23,6 +23,8 @@ def mix_norm(stage: MixNorm, step: Step) -> None:
         step.write(PREFIX, delta if stage.update == "restart" else step.read(PREFIX) + delta)
     prefix = step.read(PREFIX)
     mixed = mix_input(stage, step)
+    if stage.tap is not None:
+        step.write(stage.tap.out, mixed if stage.tap.mixed else prefix, stage.tap.offset)
     if stage.round_mix:
         mixed = step.round(mixed)
     if stage.save is not None:

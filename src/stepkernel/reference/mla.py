@@ -63,10 +63,10 @@ def _up_projection(step: Step, stage: Absorb | ValueGate) -> Floats:
 
 
 def attend(stage: Attend, step: Step) -> None:
-    """Causal softmax over the request's cached rows; out is the mixed latent, rounded once (spec 2.6).
+    """Softmax over the request's cached rows; out is the mixed latent, rounded once (spec 2.6).
 
-    x [rows, heads (lora + rope)], out [rows, heads lora]. Query i sees the first length - queries + i + 1
-    rows.
+    x [rows, heads (lora + rope)], out [rows, heads lora]. Causal: query i sees the first length - queries + i + 1
+    rows; otherwise every query sees all of them.
     """
     inputs = step.inputs
     queries = step.read(stage.x).reshape(inputs.requests, inputs.queries, stage.heads, -1)
@@ -74,7 +74,7 @@ def attend(stage: Attend, step: Step) -> None:
     cache = step.caches.latent[stage.index]
     for r, length in enumerate(inputs.lengths.tolist()):
         # A request shorter than its queries has no context for the first of them; they stay zero.
-        first = max(0, inputs.queries - length)
+        first = max(0, inputs.queries - length) if stage.causal else inputs.queries * (length <= 0)
         if first < inputs.queries:
             out[r, first:] = _attend_one(stage, queries[r, first:], cache, inputs.page_table[r], length)
     step.write(stage.out, out.reshape(inputs.rows, -1))
@@ -84,7 +84,10 @@ def _attend_one(stage: Attend, queries: Floats, cache: NDArray[Any], pages: NDAr
     """One request: [queries, heads, lora]. Rows are read in blocks, the softmax runs along in float32."""
     count, heads = queries.shape[:2]
     size = 1 if count <= ONE_BY_ONE else QUERY_BLOCK
-    tiles = [_Tile(queries[i : i + size], length - count + i, stage) for i in range(0, count, size)]
+    if stage.causal:
+        tiles = [_Tile(queries[i : i + size], length - count + i, stage) for i in range(0, count, size)]
+    else:
+        tiles = [_Tile(queries[i : i + 1], length - 1, stage) for i in range(count)]
     for start in range(0, length, KEY_BLOCK):
         tokens = np.arange(start, min(start + KEY_BLOCK, length))
         rows = cache[pages[tokens // cache.shape[1]], tokens % cache.shape[1]].astype(np.float32, copy=False)

@@ -15,10 +15,21 @@ from stepkernel.reference.weights import FloatWeights
 
 
 @dataclass(frozen=True)
+class DraftRows:
+    """Positions int32 [rows]; temperatures float32 [requests] and uniform numbers float32 [requests, drafts] of the
+    choices (empty in the context part)."""
+
+    positions: NDArray[np.int32]
+    temperatures: NDArray[np.float32]
+    uniforms: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
 class Step:
     """`buffers` holds views [rows, width] ([copies, rows, width] for blocks) of the rows in use.
 
-    `rounded` names the buffers whose values are rounded to BF16 when written; it is empty in float32 mode.
+    `rounded` names the buffers whose values are rounded to BF16 when written; it is empty in float32 mode. `draft` is
+    what only a draft's stages read.
     """
 
     config: ModelConfig
@@ -27,6 +38,7 @@ class Step:
     inputs: StepInputs
     buffers: Mapping[str, NDArray[Any]]
     rounded: frozenset[str]
+    draft: DraftRows | None = None
 
     @property
     def is_prompt(self) -> bool:

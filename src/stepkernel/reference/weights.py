@@ -63,10 +63,14 @@ class FloatWeights:
 
     def blocks(self, matrix: Matrix) -> Iterator[tuple[slice, Floats]]:
         """Consecutive output rows of a matrix and their float32 values [rows, in]."""
-        step = max(1, BLOCK_BYTES // (4 * matrix.columns))
-        for start in range(0, matrix.rows, step):
-            rows = slice(start, min(start + step, matrix.rows))
-            yield rows, self._convert((matrix.name, start), self._reader(matrix.name, rows))
+        return self.named_blocks(matrix.name, matrix.rows, matrix.columns)
+
+    def named_blocks(self, name: str, count: int, columns: int) -> Iterator[tuple[slice, Floats]]:
+        """The same for a BF16 matrix [count, columns] by its name."""
+        step = max(1, BLOCK_BYTES // (4 * columns))
+        for start in range(0, count, step):
+            rows = slice(start, min(start + step, count))
+            yield rows, self._convert((name, start), self._reader(name, rows))
 
     def expert(self, matrix: Matrix, expert: int) -> Floats:
         """float32 [out, in] of one expert, MXFP4 dequantised exactly (spec 3.3)."""

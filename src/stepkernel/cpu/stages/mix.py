@@ -54,6 +54,8 @@ def encode(stage: MixNorm, packed: tuple[int, ...], layout: Layout) -> list[Reco
         else (0, 0, 0)
     )
     save = -1 if stage.save is None else stage.save
+    if stage.tap is not None:
+        raise ValueError(f"{stage.name}: the CPU step keeps no streams for a draft")
     arguments = (
         _UPDATES[stage.update],
         len(stage.delta),
