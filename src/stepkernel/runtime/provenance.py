@@ -11,7 +11,7 @@ HASHED_WHOLE = 4 << 30
 SAMPLE = 1 << 20
 
 
-def machine() -> dict[str, object]:
+def machine() -> dict[str, str | int | float]:
     """Processor, processors this process may use, memory and caches, as far as the system tells."""
     return {
         "processor": _cpuinfo("model name") or platform.processor() or platform.machine(),

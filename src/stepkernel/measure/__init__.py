@@ -1,0 +1,1 @@
+"""Measuring: protocols, metrics with their formulas, records, comparison, pictures."""
