@@ -1,6 +1,6 @@
 """The native entry points: one step on the calling thread and its team, and the life of a worker."""
 
-from stepkernel.cpu import team
+from stepkernel.cpu import claim, team
 from stepkernel.cpu.atomics import FLUSH_DENORMALS, get_float_control, load_acquire, set_float_control
 from stepkernel.cpu.jit import entry, inner
 from stepkernel.cpu.records import Operation
@@ -14,9 +14,8 @@ from stepkernel.cpu.stages.kda import kda
 from stepkernel.cpu.stages.linear import linear
 from stepkernel.cpu.stages.mix import mix
 from stepkernel.cpu.stages.router import activate, argmax, combine, norm_rows, select
-from stepkernel.cpu.step import FIRST, LAST, RECORD_BYTES
+from stepkernel.cpu.step import FIRST, LAST, RECORD_BYTES, RECORD_HEADER
 
-_HEADER = 16
 _EMBED, _MIX, _LINEAR, _HEADS = (int(x) for x in (Operation.EMBED, Operation.MIX, Operation.LINEAR, Operation.HEADS))
 _KDA, _INSERT, _ATTEND, _SELECT = (
     int(x) for x in (Operation.KDA, Operation.INSERT, Operation.ATTEND, Operation.SELECT)
@@ -38,17 +37,17 @@ def _walk(table: int, step: int, control: int, threads: int, thread: int, scratc
         operation = get_i64(record)
         if index > first and get_i64(record + 8) != 0:
             team.barrier(control, threads)
-        at = record + _HEADER
+        at = record + RECORD_HEADER
         if operation == _LINEAR:
             linear(at, step, threads, thread, scratch)
         elif operation == _MIX:
             mix(at, step, threads, thread, scratch)
         elif operation == _UP:
-            experts_up(at, step, threads, thread, scratch)
+            experts_up(at, step, threads, scratch)
         elif operation == _DOWN:
-            experts_down(at, step, threads, thread, scratch)
+            experts_down(at, step, threads, scratch)
         elif operation == _KDA:
-            kda(at, step, threads, thread, scratch)
+            kda(at, step, threads, scratch)
         elif operation == _HEADS:
             heads(at, step, threads, thread, scratch)
         elif operation == _ATTEND:
@@ -91,6 +90,8 @@ def enter(table: int, step: int, control: int, threads: int, thread: int, scratc
     epoch = 0
     while True:
         if thread == 0:
+            if threads > 0:
+                claim.reset(table, get_i64(step + FIRST), get_i64(step + LAST))
             team.start_step(control, threads)
         else:
             epoch = team.await_step(control, epoch)

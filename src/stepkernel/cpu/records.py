@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from stepkernel.cpu.step import RECORD_WORDS
+
 
 class Operation(IntEnum):
     """What a record does."""
@@ -41,7 +43,10 @@ class Record:
     scratch: int = 0
 
     def words(self, wait: bool) -> list[int]:
-        return [int(self.operation), int(wait), *(_word(value) for value in self.arguments)]
+        found = [int(self.operation), int(wait), *(_word(value) for value in self.arguments)]
+        if len(found) >= RECORD_WORDS:
+            raise ValueError(f"{self.operation.name}: {len(found)} words, a record holds {RECORD_WORDS - 1}")
+        return found
 
 
 def _word(value: int | float) -> int:

@@ -11,6 +11,7 @@ STEP_WORDS = 16
 
 RECORD_WORDS = 24
 RECORD_BYTES = 8 * RECORD_WORDS
+RECORD_HEADER = 16  # operation and barrier flag; then the arguments; the last word counts claims (claim.py)
 MAX_ROWS = 64
 X_ROWS, Y_ROWS = 0, 8 * MAX_ROWS  # pointer tables at the start of a thread's scratch
 TABLES = 16 * MAX_ROWS

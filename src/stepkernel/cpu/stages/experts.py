@@ -1,7 +1,7 @@
 """Routed experts (spec 2.8.3): tokens are grouped by expert, so that an expert's weights are read once a step.
 
 Both stages walk the same list of entries (expert, its slots). A thread takes a contiguous share of the work, counted as
-groups of 8 outputs times the cost of a group for the entry's number of tokens (`_cost`).
+groups of 8 outputs times the cost of a group for the entry's number of tokens (`entries.cost`).
 """
 
 import numpy as np
@@ -9,11 +9,13 @@ import numpy as np
 from stepkernel.cpu import gemm as bf16
 from stepkernel.cpu import mxfp4
 from stepkernel.cpu.arena import Arena, address
+from stepkernel.cpu.claim import claim
 from stepkernel.cpu.jit import inner
 from stepkernel.cpu.layout import Layout
 from stepkernel.cpu.pack import bf16_bytes, pack_bf16, pack_mxfp4
 from stepkernel.cpu.records import Operation, Record
-from stepkernel.cpu.simd import get_f32, get_i32, get_i64, load_f32, out_of_line, put_i64, store_f32, words
+from stepkernel.cpu.simd import get_f32, get_i64, load_f32, out_of_line, put_i64, store_f32, words
+from stepkernel.cpu.stages.entries import ENTRY, cost, group, weigh
 from stepkernel.cpu.stages.router import activation_constants
 from stepkernel.cpu.step import ROUNDS, ROWS
 from stepkernel.cpu.vmath import activation, round_if
@@ -23,7 +25,7 @@ from stepkernel.program.stages import ExpertsDown, ExpertsUp, Matrix
 
 _arguments = words(15)
 _BETA = 8 * 15
-ENTRY = 24  # bytes: expert, first place in the order, slots
+_GRAIN = 96  # of cost, at least what may be claimed at once
 
 
 def group_bytes(matrix: Matrix) -> int:
@@ -110,57 +112,6 @@ def encode(
 
 
 @inner
-def _group(ids: int, ids_stride: int, rows: int, top_k: int, experts: int, scratch: int) -> int:
-    """Sorts slots by expert (stable: by row, then slot) and lists the entries; returns how many.
-
-    Scratch: ends of each expert [experts + 1], slot order [slots], entries [slots].
-    """
-    out_of_line()
-    order = scratch + 8 * (experts + 1)
-    entries = order + 8 * rows * top_k
-    for e in range(experts + 1):
-        put_i64(scratch + e * 8, 0)
-    for row in range(rows):
-        for slot in range(top_k):
-            at = scratch + (get_i32(ids + row * ids_stride + slot * 4) + 1) * 8
-            put_i64(at, get_i64(at) + 1)
-    count = 0
-    for e in range(experts):
-        begin = get_i64(scratch + e * 8)
-        size = get_i64(scratch + (e + 1) * 8)
-        put_i64(scratch + (e + 1) * 8, begin + size)
-        if size > 0:
-            put_i64(entries + count * ENTRY, e)
-            put_i64(entries + count * ENTRY + 8, begin)
-            put_i64(entries + count * ENTRY + 16, size)
-            count += 1
-    for row in range(rows):
-        for slot in range(top_k):
-            at = scratch + get_i32(ids + row * ids_stride + slot * 4) * 8
-            place = get_i64(at)
-            put_i64(order + place * 8, row * top_k + slot)
-            put_i64(at, place + 1)
-    return count
-
-
-@inner
-def _cost(slots: int, bits: int) -> int:
-    """Relative time of a group for `slots` tokens: MXFP4 tiles of two rows take 1.5 times as long as tiles of one; BF16
-    is bound by memory for up to four rows."""
-    if bits == 0:
-        return 1 + (slots + 3) // 4
-    return 3 * (slots // 2) + 2 * (slots % 2)
-
-
-@inner
-def _weigh(entries: int, count: int, groups: int, bits: int) -> int:
-    total = 0
-    for e in range(count):
-        total += groups * _cost(get_i64(entries + e * ENTRY + 16), bits)
-    return total
-
-
-@inner
 def _quantized(x: int, columns: int, bits: int, record: int) -> int:
     """Address of the row the product reads: itself for BF16 weights, its integer record for MXFP4."""
     if bits == 0:
@@ -178,7 +129,7 @@ def _multiply(w: int, size: int, xs: int, ys: int, count: int, first: int, last:
 
 
 @inner
-def experts_up(record: int, step: int, threads: int, thread: int, scratch: int) -> None:
+def experts_up(record: int, step: int, threads: int, scratch: int) -> None:
     """out[row, slot] = act(x W1^T, x W3^T)."""
     out_of_line()
     (
@@ -202,7 +153,7 @@ def experts_up(record: int, step: int, threads: int, thread: int, scratch: int) 
     experts, top_k = shape >> 32, shape & 0xFFFFFFFF
     rows = get_i64(step + ROWS)
     rounds = get_i64(step + ROUNDS)
-    count = _group(ids, ids_stride, rows, top_k, experts, scratch)
+    count = group(ids, ids_stride, rows, top_k, experts, scratch)
     order = scratch + 8 * (experts + 1)
     entries = order + 8 * rows * top_k
     xs = entries + ENTRY * rows * top_k
@@ -213,39 +164,41 @@ def experts_up(record: int, step: int, threads: int, thread: int, scratch: int) 
     for row in range(rows):
         put_i64(ys + row * 8, products + row * product_size)
         _quantized(x + row * x_stride, columns, bits, records + row * record_size)
-    total = _weigh(entries, count, groups, bits)
-    first, last = bf16.share(total, threads, thread)
-    before = 0
-    for e in range(count):
-        entry = entries + e * ENTRY
-        start, slots = get_i64(entry + 8), get_i64(entry + 16)
-        cost = _cost(slots, bits)
-        begin = max(0, (first - before + cost - 1) // cost)
-        end = min(groups, (last - before + cost - 1) // cost)
-        before += groups * cost
-        if begin >= end:
-            continue
-        w = matrix + get_i64(entry) * expert_bytes
-        # `rows` slots at a time: all of them if a router names an expert once a row, and what the products can hold.
-        for done in range(0, slots, rows):
-            some = min(rows, slots - done)
-            for s in range(some):
-                row = get_i64(order + (start + done + s) * 8) // top_k
-                put_i64(xs + s * 8, x + row * x_stride if bits == 0 else records + row * record_size)
-            _multiply(w, size, xs, ys, some, 2 * begin, 2 * end, columns, bits)
-            for s in range(some):
-                place = get_i64(order + (start + done + s) * 8)
-                row = place // top_k
-                target = out + row * out_stride + (place - row * top_k) * groups * 32
-                source = products + s * product_size
-                for g in range(begin, end):
-                    gate = round_if(load_f32(source + g * 64), rounds)
-                    up = round_if(load_f32(source + g * 64 + 32), rounds)
-                    store_f32(target + g * 32, round_if(activation(gate, up, beta, linear_beta), rounds))
+    total = weigh(entries, count, groups, bits)
+    first, last = claim(record, total, threads, _GRAIN)
+    while first < last:
+        before = 0
+        for e in range(count):
+            entry = entries + e * ENTRY
+            start, slots = get_i64(entry + 8), get_i64(entry + 16)
+            price = cost(slots, bits)
+            begin = max(0, (first - before + price - 1) // price)
+            end = min(groups, (last - before + price - 1) // price)
+            before += groups * price
+            if begin >= end:
+                continue
+            w = matrix + get_i64(entry) * expert_bytes
+            # `rows` slots at a time: all of them if a router names an expert once a row, and all the products can hold.
+            for done in range(0, slots, rows):
+                some = min(rows, slots - done)
+                for s in range(some):
+                    row = get_i64(order + (start + done + s) * 8) // top_k
+                    put_i64(xs + s * 8, x + row * x_stride if bits == 0 else records + row * record_size)
+                _multiply(w, size, xs, ys, some, 2 * begin, 2 * end, columns, bits)
+                for s in range(some):
+                    place = get_i64(order + (start + done + s) * 8)
+                    row = place // top_k
+                    target = out + row * out_stride + (place - row * top_k) * groups * 32
+                    source = products + s * product_size
+                    for g in range(begin, end):
+                        gate = round_if(load_f32(source + g * 64), rounds)
+                        up = round_if(load_f32(source + g * 64 + 32), rounds)
+                        store_f32(target + g * 32, round_if(activation(gate, up, beta, linear_beta), rounds))
+        first, last = claim(record, total, threads, _GRAIN)
 
 
 @inner
-def experts_down(record: int, step: int, threads: int, thread: int, scratch: int) -> None:
+def experts_down(record: int, step: int, threads: int, scratch: int) -> None:
     """out[row, slot] = h W2^T."""
     out_of_line()
     (
@@ -268,31 +221,33 @@ def experts_down(record: int, step: int, threads: int, thread: int, scratch: int
     experts, top_k = shape >> 32, shape & 0xFFFFFFFF
     rows = get_i64(step + ROWS)
     rounds = get_i64(step + ROUNDS)
-    count = _group(ids, ids_stride, rows, top_k, experts, scratch)
+    count = group(ids, ids_stride, rows, top_k, experts, scratch)
     order = scratch + 8 * (experts + 1)
     entries = order + 8 * rows * top_k
     xs = entries + ENTRY * rows * top_k
     ys = xs + 8 * rows * top_k
     records = scratch + lists
-    total = _weigh(entries, count, groups, bits)
-    first, last = bf16.share(total, threads, thread)
-    before = 0
-    for e in range(count):
-        entry = entries + e * ENTRY
-        start, slots = get_i64(entry + 8), get_i64(entry + 16)
-        cost = _cost(slots, bits)
-        begin = max(0, (first - before + cost - 1) // cost)
-        end = min(groups, (last - before + cost - 1) // cost)
-        before += groups * cost
-        if begin >= end:
-            continue
-        for s in range(slots):
-            place = get_i64(order + (start + s) * 8)
-            row = place // top_k
-            source = x + row * x_stride + (place - row * top_k) * columns * 4
-            put_i64(xs + s * 8, _quantized(source, columns, bits, records + s * record_size))
-            put_i64(ys + s * 8, out + row * out_stride + (place - row * top_k) * groups * 32)
-        w = matrix + get_i64(entry) * expert_bytes
-        _multiply(w, size, xs, ys, slots, begin, end, columns, bits)
-        if rounds != 0:
-            bf16.round_rows(ys, slots, begin * 8, end * 8)
+    total = weigh(entries, count, groups, bits)
+    first, last = claim(record, total, threads, _GRAIN)
+    while first < last:
+        before = 0
+        for e in range(count):
+            entry = entries + e * ENTRY
+            start, slots = get_i64(entry + 8), get_i64(entry + 16)
+            price = cost(slots, bits)
+            begin = max(0, (first - before + price - 1) // price)
+            end = min(groups, (last - before + price - 1) // price)
+            before += groups * price
+            if begin >= end:
+                continue
+            for s in range(slots):
+                place = get_i64(order + (start + s) * 8)
+                row = place // top_k
+                source = x + row * x_stride + (place - row * top_k) * columns * 4
+                put_i64(xs + s * 8, _quantized(source, columns, bits, records + s * record_size))
+                put_i64(ys + s * 8, out + row * out_stride + (place - row * top_k) * groups * 32)
+            w = matrix + get_i64(entry) * expert_bytes
+            _multiply(w, size, xs, ys, slots, begin, end, columns, bits)
+            if rounds != 0:
+                bf16.round_rows(ys, slots, begin * 8, end * 8)
+        first, last = claim(record, total, threads, _GRAIN)

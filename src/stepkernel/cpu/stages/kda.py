@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from stepkernel.cpu.arena import Arena, address
-from stepkernel.cpu.gemm import share
+from stepkernel.cpu.claim import claim
 from stepkernel.cpu.jit import inner
 from stepkernel.cpu.layout import Layout
 from stepkernel.cpu.records import Operation, Record
@@ -85,7 +85,7 @@ def _float_pair(low: float, high: float) -> int:
 
 
 @inner
-def kda(record: int, step: int, threads: int, thread: int, scratch: int) -> None:
+def kda(record: int, step: int, threads: int, scratch: int) -> None:
     """Units are (request, head); the tokens of a request run one after the other."""
     out_of_line()
     (
@@ -127,68 +127,71 @@ def kda(record: int, step: int, threads: int, thread: int, scratch: int) -> None
     o = alpha + queries * size
     one: Any = np.float32(1.0)
     root = one / np.float32(math.sqrt(dim))
-    first, last = share(get_i64(step + REQUESTS) * heads, threads, thread)
-    for unit in range(first, last):
-        request = unit // heads
-        head = unit - request * heads
-        row = request * queries
-        mine = slots + request * slot_columns * 4
-        slot = get_i32(mine)
-        if slot <= 0:
+    units = get_i64(step + REQUESTS) * heads
+    first, last = claim(record, units, threads, 1)
+    while first < last:
+        for unit in range(first, last):
+            request = unit // heads
+            head = unit - request * heads
+            row = request * queries
+            mine = slots + request * slot_columns * 4
+            slot = get_i32(mine)
+            if slot <= 0:
+                for i in range(queries):
+                    for c in range(0, size, 32):
+                        store_f32(out + (row + i) * out_stride + head * size + c, zero_f32())
+                continue
+            accepted = get_i32(get_i64(step + ACCEPTED) + request * 4)
+            state_of_conv = conv + slot * conv_slot
+            for part in range(3):
+                channel = (part * heads + head) * dim
+                source = qkv + row * qkv_stride + channel * 4
+                target = q + part * queries * size
+                _convolve(
+                    source,
+                    qkv_stride,
+                    state_of_conv,
+                    channel,
+                    channels,
+                    filters,
+                    target,
+                    window,
+                    dim,
+                    taps,
+                    queries,
+                    accepted,
+                    dropped,
+                    wide,
+                )
+            head_decay = get_f32(decay + head * 4)
+            state = states + get_i32(mine + (accepted - 1) * 4) * state_slot + head * dim * size
             for i in range(queries):
-                for c in range(0, size, 32):
-                    store_f32(out + (row + i) * out_stride + head * size + c, zero_f32())
-            continue
-        accepted = get_i32(get_i64(step + ACCEPTED) + request * 4)
-        state_of_conv = conv + slot * conv_slot
-        for part in range(3):
-            channel = (part * heads + head) * dim
-            source = qkv + row * qkv_stride + channel * 4
-            target = q + part * queries * size
-            _convolve(
-                source,
-                qkv_stride,
-                state_of_conv,
-                channel,
-                channels,
-                filters,
-                target,
-                window,
-                dim,
-                taps,
-                queries,
-                accepted,
-                dropped,
-                wide,
-            )
-        head_decay = get_f32(decay + head * 4)
-        state = states + get_i32(mine + (accepted - 1) * 4) * state_slot + head * dim * size
-        for i in range(queries):
-            at = i * size
-            _gate(
-                gamma + (row + i) * gamma_stride + head * size,
-                bias + head * size,
-                alpha + at,
-                dim,
-                head_decay,
-                bound,
-            )
-            _normalize(q + at, dim, root)
-            _normalize(k + at, dim, one)
-            strength = _sigmoid(get_f32(beta + (row + i) * beta_stride + head * 4))
-            column = i if slot_columns > 1 else 0
-            target = states + get_i32(mine + column * 4) * state_slot + head * dim * size
-            _recur(state, target, q + at, k + at, v + at, alpha + at, strength, o, dim)
-            state = target
-            _finish(
-                o,
-                norm,
-                gate + (row + i) * gate_stride + head * size,
-                out + (row + i) * out_stride + head * size,
-                dim,
-                eps,
-                rounds,
-            )
+                at = i * size
+                _gate(
+                    gamma + (row + i) * gamma_stride + head * size,
+                    bias + head * size,
+                    alpha + at,
+                    dim,
+                    head_decay,
+                    bound,
+                )
+                _normalize(q + at, dim, root)
+                _normalize(k + at, dim, one)
+                strength = _sigmoid(get_f32(beta + (row + i) * beta_stride + head * 4))
+                column = i if slot_columns > 1 else 0
+                target = states + get_i32(mine + column * 4) * state_slot + head * dim * size
+                _recur(state, target, q + at, k + at, v + at, alpha + at, strength, o, dim)
+                state = target
+                _finish(
+                    o,
+                    norm,
+                    gate + (row + i) * gate_stride + head * size,
+                    out + (row + i) * out_stride + head * size,
+                    dim,
+                    eps,
+                    rounds,
+                )
+        first, last = claim(record, units, threads, 1)
 
 
 @inner

@@ -3,6 +3,7 @@
 import numpy as np
 
 from stepkernel.cpu.arena import Arena, address
+from stepkernel.cpu.claim import claim
 from stepkernel.cpu.gemm import gemm, point_rows, round_rows, scale_rows, share
 from stepkernel.cpu.jit import inner
 from stepkernel.cpu.layout import Layout, is_exact, padded, product_of
@@ -13,8 +14,9 @@ from stepkernel.cpu.step import ROUNDS, ROWS, TABLES, X_ROWS, Y_ROWS
 from stepkernel.model.weights import Weights
 from stepkernel.program.stages import Linear, Projection
 
-_arguments = words(9)
-_SCALE = 8 * 9
+_arguments = words(10)
+_SCALE = 8 * 10
+_GRAIN = 12  # groups: whole tiles of three and of four
 
 
 def joint_parts(stage: Linear, f32: frozenset[str]) -> list[list[Projection]]:
@@ -66,7 +68,20 @@ def encode(stage: Linear, packed: tuple[int, ...], layout: Layout, f32: frozense
         groups = sum(padded(part.matrix.rows) for part in parts) // 8
         x, x_stride = layout.at(parts[0].x)
         y, y_stride = layout.at(product_of(parts[0])[0])
-        arguments = (matrix, columns * 16, x, x_stride, y, y_stride, groups, rounded, columns // 2, float(stage.scale))
+        fixed = int(any(part.exchange != "none" for part in parts))  # POST sends what the same thread computed
+        arguments: tuple[int | float, ...] = (
+            matrix,
+            columns * 16,
+            x,
+            x_stride,
+            y,
+            y_stride,
+            groups,
+            rounded,
+            columns // 2,
+            fixed,
+        )
+        arguments = (*arguments, float(stage.scale))
         records.append(Record(Operation.LINEAR, arguments, scratch=TABLES))
     return records
 
@@ -74,14 +89,16 @@ def encode(stage: Linear, packed: tuple[int, ...], layout: Layout, f32: frozense
 @inner
 def linear(record: int, step: int, threads: int, thread: int, scratch: int) -> None:
     out_of_line()
-    matrix, group_bytes, x, x_stride, y, y_stride, groups, rounded, pairs = _arguments(record)
+    matrix, group_bytes, x, x_stride, y, y_stride, groups, rounded, pairs, fixed = _arguments(record)
     rows = get_i64(step + ROWS)
-    first, last = share(groups, threads, thread)
     point_rows(scratch + X_ROWS, x, x_stride, rows)
     point_rows(scratch + Y_ROWS, y, y_stride, rows)
-    gemm(matrix, group_bytes, scratch + X_ROWS, scratch + Y_ROWS, rows, first, last, pairs)
-    scale = get_f32(record + _SCALE)
-    if scale != np.float32(1.0):
-        scale_rows(scratch + Y_ROWS, rows, first * 8, last * 8, scale)
-    if get_i64(step + ROUNDS) != 0:
-        round_rows(scratch + Y_ROWS, rows, first * 8, min(last, rounded) * 8)
+    scale, rounds = get_f32(record + _SCALE), get_i64(step + ROUNDS)
+    first, last = share(groups, threads, thread) if fixed != 0 else claim(record, groups, threads, _GRAIN)
+    while first < last:
+        gemm(matrix, group_bytes, scratch + X_ROWS, scratch + Y_ROWS, rows, first, last, pairs)
+        if scale != np.float32(1.0):
+            scale_rows(scratch + Y_ROWS, rows, first * 8, last * 8, scale)
+        if rounds != 0:
+            round_rows(scratch + Y_ROWS, rows, first * 8, min(last, rounded) * 8)
+        first, last = (last, last) if fixed != 0 else claim(record, groups, threads, _GRAIN)
