@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from stepkernel.cli import common
 from stepkernel.cli.main import app
+from stepkernel.measure.files import read_record
 from stepkernel.runtime import replay
 
 RUNNER = CliRunner()
@@ -26,9 +27,13 @@ def test_bench_step(tmp_path: Path) -> None:
     for text in ("of roof", "direct replay", "no competitor", "cache-resident", "one token per request"):
         assert text in result.stdout
     found = json.loads(file.read_text())
-    assert found["threads"] == 1
-    assert len(found["weights_hash"]) == 64
-    assert {"machine", "versions", "commit", "protocol", "formula", "read_roof_gbps"} <= set(found)
+    environment = found["environment"]
+    assert environment["threads"] == 1
+    assert len(environment["weights_hash"]) == 64
+    assert environment["machine"]["processors"] >= 1
+    assert {"versions", "commit"} <= set(environment)
+    assert {"description", "formula"} <= set(found["protocol"])
+    assert read_record(file).kind == "step"
     assert [r["running_requests"] for r in found["results"]] == [1, 3]
     for r in found["results"]:
         assert len(r["specialized_samples"]) == 10

@@ -1,6 +1,5 @@
 """`stepkernel bench step`: times the prepared step by direct replay, next to the machine's read roof."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,7 @@ from stepkernel.cli.common import (
     integers,
     messages,
     model_directory,
+    notes,
     numpy_threads,
     one_line_errors,
     results,
@@ -39,22 +39,26 @@ def step(
     """Time the prepared step: specialised and standard paired, floor, fraction of the read roof, path counts."""
     numpy_threads(threads)
     from stepkernel.cli.bench_table import print_timings
-    from stepkernel.cli.stepping import as_dict, run_bench
+    from stepkernel.cli.loading import opening, progress_bar
+    from stepkernel.measure.files import write_record
+    from stepkernel.measure.step import as_record, run_bench
 
     loads = integers(running_requests, "--running-requests", low=1)
     if json_file is not None:
         check_writable(json_file, "--json")
+    directory, log = model_directory(model), messages()
     found = run_bench(
-        model_directory(model),
+        directory,
         loads,
         context,
         steps,
         min(standard_steps, steps),
         threads,
         activation_bits,
-        messages(),
+        notes(),
+        progress_bar(log, *opening(log, "latency_specialized")),
     )
     print_timings(found, results())
     if json_file is not None:
-        json_file.write_text(json.dumps(as_dict(found), indent=1) + "\n")
+        write_record(as_record(found), json_file)
         messages().print(f"written to {json_file}", style="dim")

@@ -3,7 +3,7 @@
 from rich.console import Console
 from rich.table import Table
 
-from stepkernel.cli.stepping import FORMULA, PROTOCOL, STANDARD, Bench
+from stepkernel.measure.step import FORMULA, PROTOCOL, STANDARD, Bench
 
 
 def print_timings(bench: Bench, console: Console) -> None:

@@ -23,6 +23,12 @@ def messages() -> Console:
     return Console(stderr=True, highlight=False)
 
 
+def notes() -> Callable[[str], None]:
+    """Says what is being done, on standard error."""
+    console = messages()
+    return lambda text: console.print(text, style="dim", markup=False, soft_wrap=True)
+
+
 def results() -> Console:
     return Console(highlight=False)
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from stepkernel.cli.common import messages, model_directory, numpy_threads, one_line_errors, results
+from stepkernel.cli.common import messages, model_directory, notes, numpy_threads, one_line_errors, results
 
 PROMPT = "In the beginning"
 MODEL = "tiny-k3"
@@ -21,7 +21,7 @@ def demo(
     numpy_threads(1)  # products this small lose by being shared
     from stepkernel.cli.bench_table import print_timings
     from stepkernel.cli.loading import opening, progress_bar
-    from stepkernel.cli.stepping import run_bench
+    from stepkernel.measure.step import run_bench
     from stepkernel.program.routing import BACKENDS, Kind
     from stepkernel.runtime.sequence import Result, StopRules
     from stepkernel.runtime.session import Session
@@ -49,7 +49,7 @@ def demo(
     fast, plain = (found[backend] for backend in BACKENDS)
     same = fast.token_ids == plain.token_ids
     out.print(f"\nboth paths chose the same {len(fast.token_ids)} tokens: [bold]{'yes' if same else 'NO'}[/]\n")
-    print_timings(run_bench(directory, [1, 2, 4, 8], 16, 60, 2, threads, 15, log), out)
+    print_timings(run_bench(directory, [1, 2, 4, 8], 16, 60, 2, threads, 15, notes()), out)
     out.print(
         "\nnext: stepkernel explain kimi-k3 --tp 16; stepkernel synthesize k3-mini DIR, then bench step DIR",
         soft_wrap=True,

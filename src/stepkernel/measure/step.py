@@ -1,17 +1,16 @@
 """Runs the step benchmark of a model directory and keeps what a reader needs to judge it."""
 
 import statistics
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
-
-from stepkernel.cli.loading import opening, progress_bar
+from stepkernel.measure.record import Environment, Protocol, StepRecord, StepResult
 from stepkernel.model.checkpoint import Checkpoint
 from stepkernel.model.shard import Shard
 from stepkernel.runtime import provenance
-from stepkernel.runtime.engine import EngineOptions, pack
+from stepkernel.runtime.engine import EngineOptions, Progress, pack
 from stepkernel.runtime.replay import WARM_UP, Timing, time_steps
 
 PROTOCOL = (
@@ -59,9 +58,13 @@ def run_bench(
     standard_steps: int,
     threads: int | None,
     activation_bits: int,
-    console: Console,
+    say: Callable[[str], None],
+    progress: AbstractContextManager[Progress | None] | None = None,
 ) -> Bench:
-    """Times every load. Everything that can be refused is refused before weights are read."""
+    """Times every load. Everything that can be refused is refused before weights are read.
+
+    `progress` is entered for the packing alone: a bar's thread would take a processor from the steps.
+    """
     used = provenance.processors() if threads is None else threads
     options = [EngineOptions(threads=used, max_requests=n, activation_bits=activation_bits) for n in loads]
     checkpoint = Checkpoint.open(directory)
@@ -69,44 +72,40 @@ def run_bench(
     if context + steps + WARM_UP > config.max_positions:
         raise ValueError(f"context {context} + {steps + WARM_UP} steps: the model has {config.max_positions} positions")
     weights = checkpoint.weights(Shard(0, 1))
-    with progress_bar(console, *opening(console, "latency_specialized")) as report:
+    with progress or nullcontext() as report:
         packed = pack(config, weights, options[0], report)
-
-    # Lines, not a spinner: its thread would take a processor from the step ten times a second.
-    def say(text: str) -> None:
-        console.print(text, style="dim")
-
     timings = [
         time_steps(weights, packed, n, context, steps, standard_steps, used, activation_bits, say) for n in loads
     ]
     return Bench(directory, provenance.weights_hash(directory), packed.bytes, used, activation_bits, tuple(timings))
 
 
-def as_dict(bench: Bench) -> dict[str, Any]:
-    return {
-        "kind": "step",
-        "model": bench.model.resolve().name,
-        "weights_hash": bench.weights_hash,
-        "packed_bytes": bench.packed_bytes,
-        "machine": provenance.machine(),
-        "versions": provenance.versions(),
-        "commit": provenance.commit(),
-        "threads": bench.threads,
-        "activation_bits": bench.activation_bits,
-        "protocol": PROTOCOL,
-        "formula": FORMULA,
-        "standard": STANDARD,
-        "cache_note": bench.cache_note,
-        "read_roof_gbps": bench.read_roof_gbps,
-        "results": [
-            {
-                **asdict(timing),
-                "specialized_ms": timing.specialized_ms,
-                "standard_ms": timing.standard_ms,
-                "read_roof_gbps": timing.read_roof_gbps,
-                "floor_ms": timing.floor_ms,
-                "fraction_of_roof": timing.fraction_of_roof,
-            }
-            for timing in bench.timings
-        ],
-    }
+def as_record(bench: Bench) -> StepRecord:
+    return StepRecord(
+        Environment(
+            model=bench.model.resolve().name,
+            machine=provenance.machine(),
+            versions=provenance.versions(),
+            commit=provenance.commit(),
+            weights_hash=bench.weights_hash,
+            threads=bench.threads,
+            flags=(f"activation_bits={bench.activation_bits}",),
+        ),
+        Protocol("decode", PROTOCOL, f"{FORMULA}; {STANDARD}", order="ABBA"),
+        bench.read_roof_gbps,
+        bench.packed_bytes,
+        bench.activation_bits,
+        bench.cache_note,
+        tuple(_result(timing) for timing in bench.timings),
+    )
+
+
+def _result(timing: Timing) -> StepResult:
+    return StepResult(
+        **asdict(timing),
+        specialized_ms=timing.specialized_ms,
+        standard_ms=timing.standard_ms,
+        read_roof_gbps=timing.read_roof_gbps,
+        floor_ms=timing.floor_ms,
+        fraction_of_roof=timing.fraction_of_roof,
+    )
