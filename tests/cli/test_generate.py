@@ -110,6 +110,7 @@ def test_refused_before_weights_are_read(monkeypatch: pytest.MonkeyPatch, option
     [
         ("k3-mini", "run `stepkernel synthesize k3-mini DIR`"),
         ("no-such-model", "no such directory"),
+        ("", "model is an empty text"),
         ("{assets}/tiny-k3/config.json", "pass the directory"),
     ],
 )

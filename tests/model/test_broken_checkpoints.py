@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,25 @@ def test_inconsistent_header(name: str, k3_copy: Path) -> None:
     path = k3_copy / "model.safetensors"
     rewrite_header(path, HEADERS[name])
     assert refusal(k3_copy).startswith(f"{path}: found {path.stat().st_size} bytes that are no complete")
+
+
+def test_a_tensor_that_is_named_twice(k3_copy: Path) -> None:
+    """Equal entries too: the file is valid for the library, which keeps one of them."""
+    path = k3_copy / "model.safetensors"
+    content = path.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    text = json.dumps(header)[:-1] + f", {json.dumps(HEAD)}: {json.dumps(header[HEAD])}}}"
+    path.write_bytes(len(text).to_bytes(8, "little") + text.encode() + content[end:])
+    assert refusal(k3_copy) == f"{path}: its header has {HEAD} twice; expected every name once"
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_pipe_is_refused_and_not_waited_for(name: str, k3_copy: Path) -> None:
+    path = k3_copy / name
+    path.unlink()
+    os.mkfifo(path)
+    assert "not a regular file" in refusal(k3_copy, ConfigError if name == "config.json" else CheckpointError)
 
 
 INDEXES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {

@@ -65,6 +65,8 @@ def model_directory(model: str) -> Path:
     """Directory of a model: a path, or a tiny model of the repository by name. ValueError with a hint."""
     from stepkernel.model.presets import PRESETS
 
+    if not model:
+        raise ValueError("model is an empty text; expected a directory, a preset or a tiny model of the repository")
     path = Path(model)
     if path.is_dir():
         return path

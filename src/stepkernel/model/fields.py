@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: found {text}, which is not JSON; supported: finite numbers")
 
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ConfigError(f"{path}: not a regular file; expected a file with a JSON object")
         raw = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique, parse_constant=constant)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -59,7 +61,10 @@ class SafetensorsFile:
     def open(path: Path) -> SafetensorsFile:
         """Reads and validates the header only; CheckpointError if it is missing, truncated, malformed."""
         try:
-            size = path.stat().st_size
+            found = path.stat()
+            if not stat.S_ISREG(found.st_mode):
+                raise CheckpointError(f"{path}: not a regular file; expected a safetensors file")
+            size = found.st_size
             with path.open("rb") as stream:
                 header_size = _LENGTH_BYTES + int.from_bytes(stream.read(_LENGTH_BYTES), "little")
             if size < header_size:
@@ -131,6 +136,7 @@ def _read_header(path: Path, header_size: int) -> dict[str, StoredTensor]:
         raise CheckpointError(
             f"{path}: found {size} bytes that are no complete, valid safetensors file ({error})"
         ) from error
+    _refuse_repetition(path, header_size)
     tensors: dict[str, StoredTensor] = {}
     offset = header_size
     for name, dtype, shape in described:
@@ -140,3 +146,17 @@ def _read_header(path: Path, header_size: int) -> dict[str, StoredTensor]:
         tensors[name] = StoredTensor(dtype, shape, offset, nbytes)
         offset += nbytes
     return tensors
+
+
+def _refuse_repetition(path: Path, header_size: int) -> None:
+    """The library keeps the last of two tensors of one name; which one was meant cannot be known."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> None:
+        names = [name for name, _ in pairs]
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise CheckpointError(f"{path}: its header has {twice} twice; expected every name once")
+
+    with path.open("rb") as stream:
+        stream.seek(_LENGTH_BYTES)
+        json.loads(stream.read(header_size - _LENGTH_BYTES), object_pairs_hook=unique)
