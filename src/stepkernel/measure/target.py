@@ -46,9 +46,10 @@ class ServerTarget:
         machine: str = "",
         chips: int = 1,
         label: str = "",
-        idle_seconds: float = 120,
+        version: str = "",
         key: str = "",
         temperature: float = 0.0,
+        idle_seconds: float = 120,
     ) -> None:
         parsed = urlparse(address)
         if parsed.scheme not in ("http", "https") or not parsed.hostname:
@@ -60,11 +61,14 @@ class ServerTarget:
             facts: dict[str, str | int | float] = {"processor": machine} if machine else {}
             if not machine and parsed.hostname in LOCAL:
                 facts = provenance.machine()
+            versions = {"server": version} if version else self._version()
             self.environment = Environment(
                 model=self.server.model,
                 machine=facts,
-                versions={**self._version(), "client": provenance.versions()["stepkernel"]},
-                commit=provenance.commit() if self._routes() else None,
+                versions={
+                    **({"server": version} if version else self._version()),
+                    "client": provenance.versions()["stepkernel"],
+                },
                 chips=chips,
                 server=f"{parsed.hostname}:{parsed.port or (443 if parsed.scheme == 'https' else 80)}",
                 label=label,

@@ -1,0 +1,5 @@
+"""`stepkernel report`: a page and pictures of records."""
+
+
+def report() -> None:
+    """Pictures of records."""
