@@ -1,5 +1,8 @@
 """The `stepkernel` command."""
 
+import sys
+from typing import Any
+
 import typer
 
 from stepkernel.cli import (
@@ -18,6 +21,10 @@ from stepkernel.cli import (
     serve,
     synthesize,
 )
+from stepkernel.cli.common import USAGE_ERROR
+
+INTERRUPTED = 130  # as shells count an interrupt
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # typer does not export it
 
 app = typer.Typer(
     help="One native call per decode step for the Kimi K3 family, every figure next to its memory floor.",
@@ -41,5 +48,21 @@ app.command("diff")(diff.diff)
 app.command("doctor")(doctor.doctor)
 
 
+def _said(error: Any) -> str:
+    """The option or argument and what is wrong with it; its type has no public name."""
+    return str(error.format_message())
+
+
+def run() -> None:
+    """The console script. An option that does not exist or does not parse is one line, as every other refusal."""
+    try:
+        sys.exit(app(standalone_mode=False))
+    except UsageError as error:
+        print(f"stepkernel: {' '.join(_said(error).split())}", file=sys.stderr)
+        sys.exit(USAGE_ERROR)
+    except (typer.Abort, KeyboardInterrupt):
+        sys.exit(INTERRUPTED)
+
+
 if __name__ == "__main__":
-    app()
+    run()
