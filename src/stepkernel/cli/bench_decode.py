@@ -83,15 +83,7 @@ def decode(
                 if address is not None:
                     name = label if side == "A" else "baseline"
                     targets[side] = ServerTarget(
-                        address,
-                        model,
-                        kind,
-                        machine,
-                        chips,
-                        name,
-                        key=api_key,
-                        temperature=0.0 if greedy else 1.0,
-                        version=server_version,
+                        address, model, kind, machine, chips, name, server_version, api_key, temperature
                     )
                     stack.callback(targets[side].close)
             capacity = chunks_per_second()
@@ -136,7 +128,7 @@ def decode(
         targets["A"].environment,
         protocol,
         client,
-        analyse(blocks, mixed),
+        analyse(blocks, mixed, accepted != "none"),
         blocks,
         targets["B"].environment if "B" in targets else None,
     )

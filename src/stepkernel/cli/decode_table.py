@@ -61,7 +61,7 @@ def _row(result: DecodeResult, name: str, side: Side) -> list[str]:
         str(result.running_requests),
         name,
         f"{side.step_ms:.3f}",
-        f"{side.p90_ms:.3f}",
+        "-" if side.p90_ms is None else f"{side.p90_ms:.3f}",
         f"{' '.join(f'{run:.3f}' for run in side.runs)} ({100 * side.spread:.1f} %)",
         "-" if side.per_token_ms is None else f"{side.per_token_ms:.3f}",
         "-" if side.tokens_per_step is None else f"{side.tokens_per_step:.2f}",
@@ -82,6 +82,8 @@ def _print_routes(record: DecodeRecord, console: Console) -> None:
 
 def _remarks(record: DecodeRecord) -> list[str]:
     found = []
+    if any(side and side.estimate == "means" for r in record.results for side in (r.measured, r.baseline)):
+        found.append("chunks arrive in bursts: where there is no p90, a step is a request's mean time per token")
     busy = [b.client_busy for b in record.blocks if b.client_busy is not None and b.load == "measured"]
     if busy:
         found.append(f"the client computed at most {100 * max(busy):.0f} % of a run's time, so it was no bottleneck")

@@ -9,8 +9,8 @@ from stepkernel.measure.serve import Percentiles, ServePoint
 FORMULA = (
     "TTFT = first chunk - sent; TPOT = (last - first) / (output tokens - 1); gap = time between chunks, pooled; "
     "latency = last chunk - sent; interactivity = 1 / TPOT at the percentile of TPOT; end to end = 1 / (latency / "
-    "output tokens) at its percentile; rates: tokens of requests that ended well / time from first sent to last chunk / "
-    "chips"
+    "output tokens) at its percentile; rates: tokens of requests that ended well / time from first sent to last "
+    "chunk / chips"
 )
 TIMES = (("TTFT ms", "ttft_ms"), ("TPOT ms", "tpot_ms"), ("gap ms", "gap_ms"), ("latency ms", "latency_ms"))
 

@@ -76,8 +76,9 @@ def _decode(record: DecodeRecord, running: int) -> str:
             f"no claim can be made: chunks carry {side.tokens_per_step:.2f} tokens, but the record says that there are "
             "no drafts; measure with --acceptance natural or synthetic:LENGTH, or turn off the joining of chunks"
         )
+    what = "median step" if side.estimate == "gaps" else "mean step of the median request"
     text = (
-        f"median step {side.step_ms:.3g} ms (gaps between chunks while exactly {running} requests decode and none "
+        f"{what} {side.step_ms:.3g} ms (gaps between chunks while exactly {running} requests decode and none "
         f"prefills, {len(side.runs)} runs of medians {min(side.runs):.3g} to {max(side.runs):.3g} ms)"
     )
     if side.tokens_per_step is not None and side.tokens_per_step > COALESCED and side.per_token_ms is not None:

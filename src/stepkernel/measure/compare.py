@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepkernel.measure.comparable import differences
+from stepkernel.measure.decode import step_runs
 from stepkernel.measure.errors import MeasureError
 from stepkernel.measure.interval import Floats, Ratio, Runs, pooled_median, ratio
 from stepkernel.measure.record import AggregateRecord, DecodeRecord, Record, ServeRecord, StepRecord
-from stepkernel.measure.windows import gaps
 
 STEPS_IN_CLUSTER = 8  # as many specialised steps as lie between two measurements of the roof
 
@@ -72,11 +72,7 @@ def _runs(record: StepRecord | DecodeRecord) -> dict[int, Runs]:
             continue
         n = result.running_requests
         blocks = [b for b in record.blocks if b.side == "A" and b.load == "measured" and b.running_requests == n]
-        waves = []
-        for block in sorted(blocks, key=lambda b: b.run):
-            one = gaps(block.requests, n)
-            waves.append([one.ms[one.kept & (one.wave == wave)] for wave in np.unique(one.wave[one.kept])])
-        found[n] = waves
+        found[n] = step_runs(blocks, n, result.measured.estimate)
     return found
 
 

@@ -1,17 +1,20 @@
 """Decode step time from traces: medians of the gaps in exactly-N windows, and the protocols that are refused.
 
-step time       median of the gaps between chunks in exactly-N windows: one engine step, whatever tokens it brought
+step time       median of the gaps between chunks in exactly-N windows: one engine step, whatever tokens it brought.
+                Where chunks come in bursts and there are no drafts, a step is one token, so it is the median over
+                requests of (time in the windows / tokens in them), a mean per request (`estimate` "means")
 per-token time  sum of those gaps / sum of the tokens of the chunks that end them
 tokens per step those tokens / those chunks; above 1 under speculation (the acceptance length, bonus token included)
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from stepkernel.measure.errors import Refusal
-from stepkernel.measure.interval import Floats, Ratio, pooled_median, ratio
+from stepkernel.measure.interval import Floats, Ratio, Runs, pooled_median, ratio
 from stepkernel.measure.strict import STRICT
 from stepkernel.measure.trace import Block, Request
 from stepkernel.measure.windows import Gaps, gaps
@@ -33,14 +36,15 @@ MOST_FAILED = 0.1
 class Side:
     """Decode figures of one side at one load. Times in ms; `runs` holds one median per run.
 
-    mixed loads also have output_tokens_per_second (all output tokens / time from first sent to last chunk, mean of
-    the runs) and ttft_ms (median over requests). per_token_ms and tokens_per_step are None if the server does not
-    count tokens.
+    Mixed loads also have output_tokens_per_second (all output tokens / time from first sent to last chunk, mean of
+    the runs) and ttft_ms (median over requests). p90_ms is None for an estimate from means; per_token_ms and
+    tokens_per_step are None if the server does not count tokens.
     """
 
     __pydantic_config__ = STRICT
     step_ms: float
-    p90_ms: float
+    p90_ms: float | None
+    estimate: Literal["gaps", "means"]
     per_token_ms: float | None
     tokens_per_step: float | None
     runs: tuple[float, ...]
@@ -70,26 +74,36 @@ class DecodeResult:
     refusals: tuple[Refusal, ...] = ()
 
 
-def analyse(blocks: Sequence[Block], mixed: bool) -> tuple[DecodeResult, ...]:
-    """Results of all loads in the order in which they were measured. A pure function of the blocks."""
+def analyse(blocks: Sequence[Block], mixed: bool, drafts: bool = False) -> tuple[DecodeResult, ...]:
+    """Results of all loads in the order in which they were measured. A pure function of the blocks.
+
+    drafts: the server speculates, so a step may bring several tokens.
+    """
     loads = dict.fromkeys(block.running_requests for block in blocks if block.load == "measured")
     return tuple(
-        _load([b for b in blocks if b.running_requests == n and b.load == "measured"], n, mixed) for n in loads
+        _load([b for b in blocks if b.running_requests == n and b.load == "measured"], n, mixed, drafts) for n in loads
     )
 
 
-def _load(blocks: Sequence[Block], running: int, mixed: bool) -> DecodeResult:
+def _load(blocks: Sequence[Block], running: int, mixed: bool, drafts: bool) -> DecodeResult:
     refusals: list[Refusal] = []
     sides: dict[str, Side | None] = {"A": None, "B": None}
     waves: dict[str, list[list[Floats]]] = {}
-    for name in dict.fromkeys(block.side for block in blocks):
-        ours = sorted((b for b in blocks if b.side == name), key=lambda b: b.run)
-        found = [gaps(block.requests, running) for block in ours]
-        problems = check(ours, found, running, mixed)
+    blocks_of = {
+        name: sorted((b for b in blocks if b.side == name), key=lambda b: b.run)
+        for name in dict.fromkeys(block.side for block in blocks)
+    }
+    gaps_of = {name: [gaps(block.requests, running) for block in ours] for name, ours in blocks_of.items()}
+    # Both sides by the same estimate, or their ratio would compare different things.
+    countable = not drafts and all(not np.isnan(g.tokens).any() for found in gaps_of.values() for g in found)
+    means = countable and any(_bursts(found) > MOST_BURSTS for found in gaps_of.values())
+    for name, found in gaps_of.items():
+        ours = blocks_of[name]
+        problems = check(ours, found, running, mixed, means)
         refusals += [Refusal(p.code, f"side {name}, {running} requests: {p.text}") for p in problems]
         if not problems:
-            waves[name] = [_by_wave(one) for one in found]
-            sides[name] = _side(ours, found, mixed)
+            waves[name] = [_by_wave(one, means) for one in found]
+            sides[name] = _side(ours, found, mixed, means)
     measured, baseline = sides["A"], sides["B"]
     if measured is None or baseline is None:
         return DecodeResult(running, measured, baseline, refusals=tuple(refusals))
@@ -104,7 +118,9 @@ def _load(blocks: Sequence[Block], running: int, mixed: bool) -> DecodeResult:
     )
 
 
-def check(blocks: Sequence[Block], found: Sequence[Gaps], running: int, mixed: bool) -> list[Refusal]:
+def check(
+    blocks: Sequence[Block], found: Sequence[Gaps], running: int, mixed: bool, means: bool = False
+) -> list[Refusal]:
     """Why these runs are no measurement of decode at this load; empty if they are one."""
     requests = [request for block in blocks for request in block.requests]
     failed = [r for r in requests if r.status == "error"]
@@ -122,7 +138,8 @@ def check(blocks: Sequence[Block], found: Sequence[Gaps], running: int, mixed: b
             Refusal(
                 "prefill-included",
                 f"{100 * prefilled / total:.0f} % of the gaps overlap another request's prefill, so this is a mixed "
-                "load and no decode alone; send all requests of a wave together, or measure with --mixed",
+                "load and no decode alone; send the requests of a wave together, lengthen the output, or measure with "
+                "--mixed",
             )
         )
     if (kept < needed or not all(g.kept.any() for g in found)) and not problems:
@@ -144,23 +161,28 @@ def check(blocks: Sequence[Block], found: Sequence[Gaps], running: int, mixed: b
         )
     if problems:
         return problems
-    samples = np.concatenate([g.ms[g.kept] for g in found])
-    median = float(np.median(samples))
-    bursts = float(np.mean(samples < BURST_GAP * median)) if median > 0 else 1.0
-    if bursts > MOST_BURSTS:
+    bursts = _bursts(found)
+    if bursts > MOST_BURSTS and not means:
         return [
             Refusal(
                 "bursts",
                 f"{100 * bursts:.0f} % of the gaps are near zero: chunks of several steps arrive together, so gaps are "
-                "no step times; look for buffering between server and client",
+                "no step times, and drafts or missing token counts forbid to take their mean; look for buffering "
+                "between server and client",
             )
         ]
-    return _warm_up(found)
+    return _warm_up(found, means)
 
 
-def _warm_up(found: Sequence[Gaps]) -> list[Refusal]:
+def _bursts(found: Sequence[Gaps]) -> float:
+    """Share of the gaps in the windows that are near zero, measured by their mean."""
+    samples = np.concatenate([g.ms[g.kept] for g in found])
+    return float(np.mean(samples < BURST_GAP * samples.mean())) if len(samples) else 0.0
+
+
+def _warm_up(found: Sequence[Gaps], means: bool) -> list[Refusal]:
     """Refuses if the first wave is clearly slower than all others together."""
-    waves = [float(np.median(wave)) for one in found for wave in _by_wave(one)]
+    waves = [float(np.median(wave)) for one in found for wave in _by_wave(one, means)]
     if len(waves) < 3:
         return []
     rest = waves[1:]
@@ -175,18 +197,19 @@ def _warm_up(found: Sequence[Gaps]) -> list[Refusal]:
     return []
 
 
-def _side(blocks: Sequence[Block], found: Sequence[Gaps], mixed: bool) -> Side:
-    samples = [one.ms[one.kept] for one in found]
-    pooled = np.concatenate(samples)
+def _side(blocks: Sequence[Block], found: Sequence[Gaps], mixed: bool, means: bool) -> Side:
+    pooled = np.concatenate([one.ms[one.kept] for one in found])
+    samples = [np.concatenate(_by_wave(one, means)) for one in found]
     tokens = _tokens(blocks, found)
     rates = [output_rate(block.requests) for block in blocks]
     first = [r.ttft_ms for block in blocks for r in block.requests if r.ttft_ms is not None and r.status == "ok"]
     return Side(
-        step_ms=float(np.median(pooled)),
-        p90_ms=float(np.quantile(pooled, 0.9)),
+        step_ms=float(np.median(np.concatenate(samples))),
+        p90_ms=None if means else float(np.quantile(pooled, 0.9)),
+        estimate="means" if means else "gaps",
         per_token_ms=None if tokens is None else float(pooled.sum()) / tokens,
         tokens_per_step=None if tokens is None else tokens / len(pooled),
-        runs=tuple(float(np.median(s)) for s in samples if len(s)),
+        runs=tuple(float(np.median(s)) for s in samples),
         samples=len(pooled),
         gaps=sum(len(one.ms) for one in found),
         failed=sum(r.status == "error" for b in blocks for r in b.requests),
@@ -218,14 +241,27 @@ def output_rate(requests: Sequence[Request]) -> float | None:
     return 1e3 * sum(r.output_tokens or 0 for r in done) / time if time > 0 else None
 
 
-def _by_wave(one: Gaps) -> list[Floats]:
-    return [one.ms[one.kept & (one.wave == wave)] for wave in np.unique(one.wave[one.kept])]
+def _by_wave(one: Gaps, means: bool = False) -> list[Floats]:
+    """Samples of each wave: its gaps, or for each of its requests the mean time per token."""
+    waves = [one.kept & (one.wave == wave) for wave in np.unique(one.wave[one.kept])]
+    if not means:
+        return [one.ms[kept] for kept in waves]
+    return [
+        np.array([one.ms[own].sum() / one.tokens[own].sum() for own in (kept & (one.request == r) for r in ids)])
+        for kept, ids in ((kept, np.unique(one.request[kept])) for kept in waves)
+    ]
 
 
 def _divide(above: float | None, below: float | None) -> float | None:
     return None if above is None or not below else above / below
 
 
+def step_runs(blocks: Sequence[Block], running: int, estimate: Literal["gaps", "means"] = "gaps") -> Runs:
+    """Samples of blocks of one side by run and wave, without any check."""
+    ours = sorted(blocks, key=lambda block: block.run)
+    return [_by_wave(gaps(block.requests, running), estimate == "means") for block in ours]
+
+
 def step_median(blocks: Sequence[Block], running: int) -> float:
     """Median of the gaps in exactly-N windows of blocks of one side, without any check."""
-    return pooled_median([_by_wave(gaps(block.requests, running)) for block in blocks])
+    return pooled_median(step_runs(blocks, running))

@@ -65,10 +65,7 @@ class ServerTarget:
             self.environment = Environment(
                 model=self.server.model,
                 machine=facts,
-                versions={
-                    **({"server": version} if version else self._version()),
-                    "client": provenance.versions()["stepkernel"],
-                },
+                versions={**versions, "client": provenance.versions()["stepkernel"]},
                 chips=chips,
                 server=f"{parsed.hostname}:{parsed.port or (443 if parsed.scheme == 'https' else 80)}",
                 label=label,

@@ -22,6 +22,7 @@ class Gaps:
     ms        length of each gap
     tokens    tokens of the chunk that ends it; NaN if the server does not tell per chunk
     wave      wave of its request
+    request   index of its request
     kept      whether it lies wholly in an exactly-N window
     prefilled whether another request prefills during part of it
     most      largest number of requests that decoded at once
@@ -30,6 +31,7 @@ class Gaps:
     ms: Floats
     tokens: Floats
     wave: npt.NDArray[np.int64]
+    request: npt.NDArray[np.int64]
     kept: npt.NDArray[np.bool_]
     prefilled: npt.NDArray[np.bool_]
     most: int
@@ -72,8 +74,8 @@ def gaps(requests: Sequence[Request], running_requests: int) -> Gaps:
     clean = (found.decoding == running_requests) & (found.prefilling == 0) & (found.unknown == 0)
     dirty_before = np.concatenate([[0], np.cumsum(~clean)])
     prefill_before = np.concatenate([[0], np.cumsum(found.prefilling > 0)])
-    starts, ends, tokens, waves = [], [], [], []
-    for request in requests:
+    starts, ends, tokens, waves, indices = [], [], [], [], []
+    for index, request in enumerate(requests):
         if request.chunk_ms is None or len(request.chunk_ms) < 2:
             continue
         times = np.array(request.chunk_ms)
@@ -82,6 +84,7 @@ def gaps(requests: Sequence[Request], running_requests: int) -> Gaps:
         counts = request.chunk_tokens
         tokens.append(np.full(len(times) - 1, np.nan) if counts is None else np.array(counts[1:], float))
         waves.append(np.full(len(times) - 1, request.wave))
+        indices.append(np.full(len(times) - 1, index))
     start, end = (np.concatenate(side) if side else np.zeros(0) for side in (starts, ends))
     # Segments that share more than a point with the gap. A gap of no length (two chunks in one read) belongs to the
     # segment that ends where it lies.
@@ -94,6 +97,7 @@ def gaps(requests: Sequence[Request], running_requests: int) -> Gaps:
         ms=end - start,
         tokens=np.concatenate(tokens) if tokens else np.zeros(0),
         wave=np.concatenate(waves) if waves else np.zeros(0, np.int64),
+        request=np.concatenate(indices) if indices else np.zeros(0, np.int64),
         kept=dirty_before[last] == dirty_before[first],
         prefilled=prefill_before[last] > prefill_before[first],
         most=int(found.decoding.max(initial=0)),

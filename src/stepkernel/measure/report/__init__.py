@@ -1,0 +1,1 @@
+"""Pictures and a page of records; points of different conditions never share a line."""
