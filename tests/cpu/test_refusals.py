@@ -98,7 +98,11 @@ INPUTS: list[tuple[str, Callable[[StepInputs], StepInputs]]] = [
     ("state_slots: slot 9, there are 9", lambda i: replace(i, state_slots=np.array([[1, 2], [3, 9]], np.int32))),
     (r"state_slots\[1\] = \[3, 0\]", lambda i: replace(i, state_slots=np.array([[1, 2], [3, 0]], np.int32))),
     (r"state_slots\[0\] = \[-5, 2\]", lambda i: replace(i, state_slots=np.array([[-5, 2], [3, 4]], np.int32))),
-    (r"state_slots \(2, 3\)", lambda i: replace(i, state_slots=np.ones((2, 3), np.int32))),
+    (r"state_slots \(3, 2\)", lambda i: replace(i, state_slots=np.ones((3, 2), np.int32))),
+    (
+        "state_slots: 9 for each request need convolution windows of 11 rows, found 10",
+        lambda i: replace(i, state_slots=np.ones((2, 9), np.int32)),
+    ),
     ("state_slots", lambda i: replace(i, state_slots=np.ones(2, np.int32))),
     ("slot_mapping: row 1360", lambda i: replace(i, slot_mapping=np.array([0, 1, 2, 1360]))),
     ("page_table .* slot_mapping", lambda i: replace(i, slot_mapping=np.array([0, 1, 2]))),

@@ -133,6 +133,31 @@ def test_first_tokens_of_a_request_may_be_verified(model: CpuModel) -> None:
         np.testing.assert_array_equal(logits[i], plain.decode([twin], [TEXT[i]])[0])
 
 
+def test_steps_of_changing_numbers_of_queries(model: CpuModel) -> None:
+    """One executor and one slot table for all: the state may lie in a slot that the next step does not write."""
+    rng = np.random.default_rng(5)
+    plain, engine = model.engine(batch=2), model.engine(batch=2, columns=8)
+    executor = engine.executor(8)
+    twins, requests = ([e.admit(columns, pages=4) for _ in range(2)] for e, columns in ((plain, 1), (engine, 8)))
+    text = rng.integers(0, 2040, (2, 64)).tolist()
+    for at, (twin, request) in enumerate(zip(twins, requests, strict=True)):
+        plain.prefill(twin, text[at][:5])
+        engine.prefill(request, text[at][:5])
+    for queries in (8, 1, 5, 1, 8, 2, 3, 1):
+        kept = rng.integers(1, queries + 1, 2).tolist()
+        rows = [
+            text[i][r.length : r.length + n] + WRONG[: queries - n]
+            for i, (r, n) in enumerate(zip(requests, kept, strict=True))
+        ]
+        found = executor.run(engine.inputs(requests, rows, columns=8)).logits.reshape(2, queries, -1).copy()
+        for i, (twin, request) in enumerate(zip(twins, requests, strict=True)):
+            for j in range(kept[i]):
+                np.testing.assert_array_equal(found[i, j], plain.decode([twin], rows[i][j : j + 1])[0])
+            engine.accept(request, kept[i])
+            np.testing.assert_array_equal(engine.states(request), plain.states(twin))
+            np.testing.assert_array_equal(engine.windows(request), plain.windows(twin))
+
+
 @pytest.mark.parametrize("name", ["k3_dspark_d1_len40", "k3_dspark_d2_len75"])
 def test_golden_rounds(k3: CpuModel, name: str) -> None:
     """The recorded draft rounds: accepted counts and text of all; logits and states of the first within the limits of

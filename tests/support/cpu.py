@@ -15,7 +15,7 @@ from stepkernel.model.checkpoint import Checkpoint
 from stepkernel.model.config import ModelConfig
 from stepkernel.model.shard import Shard
 from stepkernel.model.weights import Weights
-from stepkernel.program.builder import build_program
+from stepkernel.program.builder import Taps, build_program
 from stepkernel.program.inputs import Caches, StepInputs, StepOutputs
 from stepkernel.program.stages import Stage
 from stepkernel.reference.step import Step
@@ -44,6 +44,7 @@ class CpuEngine(Requests):
     threads: int = 1
     shard: Shard = Shard()  # noqa: RUF009
     mailbox: Mailbox | None = None
+    taps: Taps | None = None
     executors: dict[int, CpuExecutor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -51,7 +52,7 @@ class CpuEngine(Requests):
 
     def executor(self, queries: int = 1) -> CpuExecutor:
         if queries not in self.executors:
-            program = build_program(self.config, self.shard, self.batch, queries)
+            program = build_program(self.config, self.shard, self.batch, queries, taps=self.taps)
             made = CpuExecutor(program, self.packed, self.caches, self.threads, self.mode, mailbox=self.mailbox)
             for buffer in made.buffers.values():
                 if buffer.dtype == np.float32:
@@ -121,10 +122,11 @@ class CpuModel:
         threads: int = 1,
         page_tokens: int = PAGE_TOKENS,
         bits: int = 15,
+        taps: Taps | None = None,
     ) -> CpuEngine:
         slots, pages = batch * columns + 3, batch * MAX_PAGES + 5
         caches = poisoned_caches(self.config, pages, slots, page_tokens, DTYPES[mode])
-        made = CpuEngine(self.config, self.weights, self.packed(bits), caches, mode, batch, threads)
+        made = CpuEngine(self.config, self.weights, self.packed(bits), caches, mode, batch, threads, taps=taps)
         self.opened.append(made)
         return made
 

@@ -1,45 +1,26 @@
 """Runs a program on the CPU: a table of records, a team of threads, and no Python inside a step."""
 
-import os
-import threading
-import time
-import weakref
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepkernel.cpu import interpreter, step, team
+from stepkernel.cpu import step
 from stepkernel.cpu.adaptive import TeamSize
 from stepkernel.cpu.arena import Arena, address
+from stepkernel.cpu.crew import Crew
 from stepkernel.cpu.layout import lay_out
 from stepkernel.cpu.mailbox import Mailbox
 from stepkernel.cpu.stages import exchange
-from stepkernel.cpu.table import records
+from stepkernel.cpu.table import fill_table, records, thread_scratch
 from stepkernel.cpu.weights import CpuWeights, float_buffers
 from stepkernel.program.inputs import Caches, StepInputs, StepOutputs
-from stepkernel.program.program import Program
+from stepkernel.program.program import TAPS, Program
 
 Activations = Literal["bf16", "float32"]
-MAX_THREADS = 64
-
-
-@dataclass(frozen=True)
-class _Memory:
-    """Everything a step addresses by number; kept alive by the executor and by each of its worker threads."""
-
-    arena: Arena
-    weights: CpuWeights
-    caches: Caches
-    table: NDArray[np.int64]
-    block: NDArray[np.int64]
-    control: NDArray[np.int32]
-    scratch: NDArray[np.uint8]
-    mailbox: Mailbox | None
 
 
 class CpuExecutor:
@@ -51,8 +32,10 @@ class CpuExecutor:
     mailbox      this rank's end of the exchanges, for a program that is one of several tensor-parallel ranks. All ranks
                  then make the same calls; a rank that does not answer ends them all with GroupError. Give each rank
                  processors of its own, or `threads` so that all ranks together have no more than there are.
+    crew         threads shared with other executors, which `close` leaves alone; default: `threads` of its own.
 
-    `run` is not thread-safe. `close` ends the team; it also ends when the executor is collected or the process exits.
+    A step may have fewer queries than the program. `run` is not thread-safe. `close` ends the executor's own threads;
+    they also end when the executor is collected or the process exits.
     """
 
     def __init__(
@@ -64,11 +47,8 @@ class CpuExecutor:
         activations: Activations = "bf16",
         state_groups: Sequence[int] = (),
         mailbox: Mailbox | None = None,
+        crew: Crew | None = None,
     ) -> None:
-        available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-        count = available if threads is None else threads
-        if not 1 <= count <= MAX_THREADS:
-            raise ValueError(f"threads {count}: supported are 1 to {MAX_THREADS}")
         if activations not in ("bf16", "float32"):
             raise ValueError(f"activations {activations!r}: supported are bf16 and float32")
         if program.rows > step.MAX_ROWS:
@@ -77,9 +57,8 @@ class CpuExecutor:
         if len(groups) != len(program.config.kda_layers) or min(groups, default=0) < 0:
             raise ValueError(f"state_groups {groups}: expected one for each of {len(program.config.kda_layers)} layers")
         exchange.check(program, mailbox)
-        self.program, self.caches, self.threads = program, caches, count
+        self.program, self.caches = program, caches
         self._groups = max(groups, default=0) + 1
-        self.team_size = TeamSize(count)
         arena = Arena(block_bytes=4 << 20)
         self._layout = lay_out(program, arena)
         block_of_mailbox = 0 if mailbox is None else address(mailbox.block)
@@ -90,35 +69,21 @@ class CpuExecutor:
         self._exchanges = np.concatenate(([0], np.cumsum(exchanges))).tolist()
         self._names = [stage.name for stage in program.stages]
         self._digest = zlib.crc32(repr((program.config, program.requests, program.queries, activations)).encode())
-        table = arena.array((sum(len(found) for found in staged), step.RECORD_WORDS), np.int64)
-        self._ranges: list[tuple[int, int]] = []
-        index = 0
-        for found, wait in zip(staged, waits, strict=True):
-            self._ranges.append((index, index + len(found)))
-            for position, record in enumerate(found):
-                words = record.words(wait and position == 0)
-                table[index, : len(words)] = words
-                index += 1
-        private = max(record.scratch for found in staged for record in found)
-        scratch = arena.array((count, -(-private // 128) * 128 + 128), np.uint8)
-        control = arena.array((team.CONTROL_BYTES // 4,), np.int32)
-        self._memory = _Memory(
-            arena, weights, caches, table, arena.array((step.STEP_WORDS,), np.int64), control, scratch, mailbox
-        )
-        block = self._memory.block
-        block[step.ROUNDS // 8] = int(activations == "bf16")
-        block[step.PAGE_TOKENS // 8] = caches.page_tokens
-        self._calls = (address(table), address(block), address(control))
-        self._scratch = address(scratch)
+        self._table, self._ranges = fill_table(staged, waits, arena)
+        self._block = arena.array((step.STEP_WORDS,), np.int64)
+        self._block[step.ROUNDS // 8] = int(activations == "bf16")
+        self._block[step.PAGE_TOKENS // 8] = caches.page_tokens
+        # A step addresses all of this by number.
+        self._alive = (arena, weights, mailbox)
+        self._mailbox = mailbox
         self._buffers = MappingProxyType(self._layout.buffers)
-        interpreter.enter.prepare()
-        workers = [
-            threading.Thread(target=_work, args=(self._memory, thread), daemon=True, name=f"stepkernel-{thread}")
-            for thread in range(1, count)
-        ]
-        for worker in workers:
-            worker.start()
-        self._stop = weakref.finalize(self, _stop, self._memory, workers)
+        self._owns_crew = crew is None
+        self.crew = Crew(threads) if crew is None else crew
+        self.threads = self.crew.threads
+        self.team_size = TeamSize(self.threads)
+        self._fewer_queries: dict[int, TeamSize] = {}
+        self._scratch = thread_scratch(staged, self.threads, arena)
+        self._closed = False
 
     @property
     def buffers(self) -> Mapping[str, NDArray[Any]]:
@@ -128,25 +93,32 @@ class CpuExecutor:
     def run(self, inputs: StepInputs) -> StepOutputs:
         """One step as one native call. Raises ValueError for inputs that would leave the caches, GroupError if the
         ranks of the program cannot go on."""
-        threads = self.team_size.choose()
+        size = self.team_size
+        if inputs.queries != self.program.queries:
+            size = self._fewer_queries.setdefault(inputs.queries, TeamSize(self.threads))
+        threads = size.choose()
         taken = self._run(0, len(self._ranges), inputs, threads)
-        self.team_size.record(threads, taken)
-        return StepOutputs(self._buffers["logits"][: inputs.rows], self._buffers["tokens"][: inputs.rows, 0])
+        size.record(threads, taken)
+        rows, taps = inputs.rows, self._buffers.get(TAPS)
+        kept = None if taps is None else taps[:rows]
+        return StepOutputs(self._buffers["logits"][:rows], self._buffers["tokens"][:rows, 0], kept)
 
     def run_stage(self, index: int, inputs: StepInputs) -> None:
         """One stage on the values that lie in `buffers`."""
         self._run(index, index + 1, inputs, self.threads)
 
     def close(self) -> None:
-        self._stop()
+        self._closed = True
+        if self._owns_crew:
+            self.crew.close()
 
     def _run(self, first: int, last: int, inputs: StepInputs, threads: int) -> int:
         """Runs stages first..last; returns nanoseconds."""
-        if not self._stop.alive:
+        if self._closed:
             raise ValueError("the executor is closed")
         if not inputs.rows:
             raise ValueError("token_ids: no rows, expected at least one")
-        inputs.check(self.program, self.caches)
+        inputs.check(self.program, self.caches, fewer_queries=True)
         _check_slots(inputs, self._groups)
         arrays = (
             np.ascontiguousarray(inputs.token_ids, np.int32),
@@ -157,7 +129,7 @@ class CpuExecutor:
             np.ascontiguousarray(inputs.accepted, np.int32),
         )
         tokens, lengths, pages, mapping, slots, accepted = (address(array) for array in arrays)
-        block = self._memory.block
+        block = self._block
         block[: step.ROUNDS // 8] = (
             inputs.rows,
             inputs.requests,
@@ -172,12 +144,10 @@ class CpuExecutor:
             accepted,
         )
         block[step.FIRST // 8], block[step.LAST // 8] = self._ranges[first][0], self._ranges[last - 1][1]
-        mailbox = self._memory.mailbox
+        mailbox = self._mailbox
         if mailbox is not None:
             mailbox.begin(self._exchanges[first], self._facts(first, last, inputs), self._names)
-        start = time.perf_counter_ns()
-        interpreter.enter(*self._calls, threads, 0, self._scratch)
-        taken = time.perf_counter_ns() - start
+        taken = self.crew.call(address(self._table), address(block), self._scratch, threads)
         if mailbox is not None:
             mailbox.end(self._exchanges[last] - self._exchanges[first])
         return taken
@@ -200,15 +170,3 @@ def _check_slots(inputs: StepInputs, groups: int) -> None:
         for group, request in np.argwhere(live.any(axis=2) != live.all(axis=2))[:1].tolist():
             row = tables[group, request].tolist()
             raise ValueError(f"state_slots[{request}] = {row}: all must be positive, or none (padding)")
-
-
-def _work(memory: _Memory, thread: int) -> None:
-    calls = (address(memory.table), address(memory.block), address(memory.control))
-    interpreter.enter(*calls, 0, thread, address(memory.scratch[thread]))
-
-
-def _stop(memory: _Memory, workers: list[threading.Thread]) -> None:
-    memory.control[team.QUIT // 4] = 1
-    interpreter.enter(address(memory.table), address(memory.block), address(memory.control), 0, 0, 0)
-    for worker in workers:
-        worker.join()

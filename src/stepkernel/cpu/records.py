@@ -29,6 +29,10 @@ class Operation(IntEnum):
     TAKE = 15
     GREET = 16
     NORM = 17
+    ROTATE = 18
+    MARKOV = 19
+    CHOOSE = 20
+    CONFIDENCE = 21
 
 
 @dataclass(frozen=True)

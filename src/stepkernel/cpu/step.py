@@ -7,9 +7,11 @@ STATE_SLOTS, STATE_COLUMNS, ACCEPTED = 64, 72, 80
 ROUNDS = 88  # 1: buffers of dtype bf16 are rounded; 0: activations stay float32
 PAGE_TOKENS = 96
 FIRST, LAST = 104, 112  # records to run
-STEP_WORDS = 16
+NEXT = 120  # address of the block of a step that follows in the same call, or 0
+POSITIONS, TEMPERATURES, UNIFORMS = 128, 136, 144  # a draft's rows and choices
+STEP_WORDS = 20
 
-RECORD_WORDS = 24
+RECORD_WORDS = 32
 RECORD_BYTES = 8 * RECORD_WORDS
 RECORD_HEADER = 16  # operation and barrier flag; then the arguments; the last word counts claims (claim.py)
 MAX_ROWS = 64

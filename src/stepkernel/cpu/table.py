@@ -7,12 +7,14 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from stepkernel.cpu.arena import address
+from stepkernel.cpu import step
+from stepkernel.cpu.arena import Arena, address
 from stepkernel.cpu.layout import Layout
 from stepkernel.cpu.records import Record
-from stepkernel.cpu.stages import attend, embed, exchange, experts, heads, kda, linear, mix, router
+from stepkernel.cpu.stages import attend, draft, embed, exchange, experts, heads, kda, linear, mix, router
 from stepkernel.cpu.weights import CpuWeights, float_buffers
 from stepkernel.model.shard import shard_sizes
+from stepkernel.program.draft_stages import ChooseDraft, Confidence, MarkovBias, Rotate
 from stepkernel.program.inputs import Caches
 from stepkernel.program.program import Program
 from stepkernel.program.stages import (
@@ -57,6 +59,28 @@ def records(
             if isinstance(stage, Combine):
                 found[-1] += router.encode_norm(stage, weights.stages[stage.name], layout)
     return found
+
+
+def fill_table(
+    staged: list[list[Record]], waits: Sequence[bool], arena: Arena
+) -> tuple[NDArray[np.int64], list[tuple[int, int]]]:
+    """The table the interpreter walks, and the range of records of every stage."""
+    table = arena.array((sum(len(found) for found in staged), step.RECORD_WORDS), np.int64)
+    ranges: list[tuple[int, int]] = []
+    index = 0
+    for found, wait in zip(staged, waits, strict=True):
+        ranges.append((index, index + len(found)))
+        for position, record in enumerate(found):
+            words = record.words(wait and position == 0)
+            table[index, : len(words)] = words
+            index += 1
+    return table, ranges
+
+
+def thread_scratch(staged: list[list[Record]], threads: int, arena: Arena) -> NDArray[np.uint8]:
+    """Private memory of each thread, enough for every record."""
+    private = max(record.scratch for found in staged for record in found)
+    return arena.array((threads, -(-private // 128) * 128 + 128), np.uint8)
 
 
 def _encode(
@@ -104,8 +128,14 @@ def _encode(
             return router.encode_combine(stage, packed, layout)
         case Argmax():
             return router.encode_argmax(stage, layout)
-        case _:
-            raise ValueError(f"{stage.name}: the CPU step has no kernel for this stage of a draft")
+        case Rotate():
+            return draft.encode_rotate(stage, packed, layout)
+        case MarkovBias():
+            return draft.encode_markov(stage, packed, layout, program.requests)
+        case ChooseDraft():
+            return draft.encode_choose(stage, layout)
+        case Confidence():
+            return draft.encode_confidence(stage, packed, layout)
 
 
 def _check_shapes(program: Program, caches: Caches) -> None:

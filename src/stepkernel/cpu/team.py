@@ -23,8 +23,10 @@ from stepkernel.cpu.jit import inner
 from stepkernel.cpu.simd import out_of_line
 
 LINE = 128
-EPOCH, QUIT, SLEEPERS, GENERATION, ARRIVED, WAITERS, DONE = (LINE * i for i in range(7))
-CONTROL_BYTES = LINE * 7
+EPOCH, QUIT, SLEEPERS, GENERATION, ARRIVED, WAITERS, DONE, CALL = (LINE * i for i in range(8))
+# Words of CALL, written before a step starts and read by the workers in it.
+CALL_TABLE, CALL_STEP, CALL_SCRATCH, CALL_SCRATCH_BYTES = (CALL + 8 * i for i in range(4))
+CONTROL_BYTES = LINE * 8
 BARRIER_SPINS = 1200  # about 50 us of `pause`
 IDLE_SPINS = 12000  # about 500 us
 

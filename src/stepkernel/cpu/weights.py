@@ -59,14 +59,15 @@ def pack_weights(
     exact = float_buffers(program)
     found = {}
     for done, stage in enumerate(program.stages, 1):
-        found[stage.name] = _pack(stage, weights, arena, exact)
+        found[stage.name] = pack_stage(stage, weights, arena, exact)
         weights.release()
         if progress is not None:
             progress(done, len(program.stages))
     return CpuWeights(arena, found, activation_bits)
 
 
-def _pack(stage: Stage, weights: Weights, arena: Arena, exact: frozenset[str]) -> tuple[int, ...]:
+def pack_stage(stage: Stage, weights: Weights, arena: Arena, exact: frozenset[str]) -> tuple[int, ...]:
+    """Packs what one stage reads; the addresses its record takes. Stages of a draft alone are in draft_weights.py."""
     match stage:
         case Embed():
             return embed.pack(stage, weights, arena)

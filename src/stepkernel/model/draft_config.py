@@ -135,6 +135,13 @@ class DraftConfig:
         if not 1 <= drafts <= most:
             raise ConfigError(f"{self.source}: {drafts} speculative tokens; supported: 1 to {most}")
 
+    def check_positions(self, positions: int) -> None:
+        """Refuses more positions than the draft was made for (ConfigError)."""
+        if positions > self.max_positions:
+            raise ConfigError(
+                f"{self.source}: {positions} positions (context and drafts); supported: up to {self.max_positions}"
+            )
+
 
 def _parse(raw: Mapping[str, Any], source: str) -> DraftConfig:
     top = Fields(raw, source)

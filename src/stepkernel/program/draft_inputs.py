@@ -1,12 +1,13 @@
 """What an engine hands to a draft round, and what the round hands back (spec 5.3)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepkernel.program.draft_builder import DraftPrograms
+from stepkernel.program.draft_builder import CONFIDENCE, DRAFTS, LOGITS, DraftPrograms
 from stepkernel.program.inputs import Caches, StepInputs
 
 
@@ -102,7 +103,7 @@ class DraftBlock:
 
 @dataclass(frozen=True)
 class DraftOutputs:
-    """Copies of a round's results.
+    """A round's results; logits and confidence are views of the drafter's buffers, valid until its next round.
 
     tokens      int32 [requests, drafts]           -1 from a row with a NaN on
     logits      float32 [requests, drafts, vocab]  with the Markov bias: the draft's distribution before temperature
@@ -112,6 +113,20 @@ class DraftOutputs:
     tokens: NDArray[np.int32]
     logits: NDArray[np.float32]
     confidence: NDArray[np.float32] | None
+
+
+def read_outputs(buffers: Mapping[str, NDArray[Any]], requests: int, drafts: int) -> DraftOutputs:
+    """What a block left in its buffers."""
+    rows = requests * drafts
+    tokens = buffers[DRAFTS][:rows, 0].reshape(requests, drafts).copy()
+    # What follows a lost draft was biased by a token that is none.
+    tokens[np.logical_or.accumulate(tokens < 0, axis=1)] = -1
+    confidence = buffers[CONFIDENCE][:rows, 0].reshape(requests, drafts) if CONFIDENCE in buffers else None
+    logits = buffers[LOGITS]
+    # The rows of a buffer may lie apart in memory, so reshape would copy them.
+    shape, (row, value) = (requests, drafts, logits.shape[1]), logits.strides
+    views = np.lib.stride_tricks.as_strided(logits, shape, (row * drafts, row, value), writeable=False)
+    return DraftOutputs(tokens, views, confidence)
 
 
 class Drafter(Protocol):

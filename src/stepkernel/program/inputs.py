@@ -17,10 +17,11 @@ class StepInputs:
     lengths       int32 [requests]        tokens of the request once this step is done; 0 = padding
     page_table    int32 [requests, pages] page of each `page_tokens` tokens
     slot_mapping  int64 [rows]            flat cache row to write; negative = do not write
-    state_slots   int32 [requests, 1 or queries]  KDA slot (<= 0: no state, output zero). One column: the state is read
-                  from and written to that slot. `queries` columns: the state after query i goes to slot i, and the step
-                  starts from slot `accepted - 1` (spec 5.5). [groups, requests, ...] where the engine keeps groups of
-                  KDA layers with slots of their own; an executor is told the group of each layer when it is made
+    state_slots   int32 [requests, 1 or at least queries]  KDA slot (<= 0: no state, output zero). One column: the state
+                  is read from and written to that slot. More columns: the state after query i goes to slot i, and the
+                  step starts from slot `accepted - 1`, which an earlier step with more queries may have written (spec
+                  5.5). [groups, requests, ...] where the engine keeps groups of KDA layers with slots of their own; an
+                  executor is told the group of each layer when it is made
     accepted      int32 [requests]        1 .. columns of state_slots; 1 for a new or plain request
     """
 
@@ -40,16 +41,17 @@ class StepInputs:
     def rows(self) -> int:
         return len(self.token_ids)
 
-    def check(self, program: Program, caches: "Caches", any_shape: bool = False) -> None:
+    def check(self, program: Program, caches: "Caches", any_shape: bool = False, fewer_queries: bool = False) -> None:
         """Refuses inputs that would read or write outside the caches. Raises ValueError naming the field.
 
         `any_shape` allows every split of up to `program.rows` rows into requests and queries, such as a shorter last
-        chunk of a prompt; otherwise queries must be the program's.
+        chunk of a prompt; otherwise queries must be the program's, or with `fewer_queries` no more than these.
         """
         if self.rows != self.requests * self.queries:
             expected = f"{self.requests} requests x {self.queries} queries"
             raise ValueError(f"token_ids: {self.rows} rows, expected {expected}")
-        fits = self.queries == program.queries and self.requests <= program.requests
+        queries_fit = 1 <= self.queries <= program.queries if fewer_queries else self.queries == program.queries
+        fits = queries_fit and self.requests <= program.requests
         if not (fits or (any_shape and self.rows <= program.rows)):
             raise ValueError(
                 f"step of {self.requests} requests x {self.queries} queries, program is prepared for up to "
@@ -66,12 +68,14 @@ class StepInputs:
                 f"{self.requests} requests and {self.rows} rows"
             )
         columns = self.state_slots.shape[-1] if self.state_slots.ndim in (2, 3) else -1
-        if columns not in (1, self.queries) or self.state_slots.shape[-2] != self.requests:
-            raise ValueError(f"state_slots {self.state_slots.shape}: expected [{self.requests}, 1 or {self.queries}]")
-        window = program.config.linear_attention.conv_width - 2 + self.queries
+        if (columns != 1 and columns < self.queries) or self.state_slots.shape[-2] != self.requests:
+            raise ValueError(
+                f"state_slots {self.state_slots.shape}: expected [{self.requests}, 1 or at least {self.queries}]"
+            )
+        window = program.config.linear_attention.conv_width - 2 + columns
         if columns > 1 and caches.conv and caches.conv[0].shape[1] < window:
             raise ValueError(
-                f"state_slots: one per query for {self.queries} queries needs convolution windows of {window} rows, "
+                f"state_slots: {columns} for each request need convolution windows of {window} rows, "
                 f"found {caches.conv[0].shape[1]}"
             )
         if len(self.accepted) != self.requests or (
@@ -123,8 +127,10 @@ class Caches:
 class StepOutputs:
     """Views into the executor's buffers, valid until its next step.
 
-    logits float32 [rows, vocab]; tokens int32 [rows]: argmax, the lower id among equals, -1 where the row holds a NaN.
+    logits float32 [rows, vocab]; tokens int32 [rows]: argmax, the lower id among equals, -1 where the row holds a NaN;
+    taps float32 [rows, taps * hidden]: the streams kept for a draft, if the program keeps any.
     """
 
     logits: NDArray[np.float32]
     tokens: NDArray[np.int32]
+    taps: NDArray[np.float32] | None = None

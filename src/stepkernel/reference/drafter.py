@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepkernel.model.weights import Weights
-from stepkernel.program.draft_builder import CONFIDENCE, DRAFTS, LOGITS, DraftPrograms
-from stepkernel.program.draft_inputs import ContextRows, DraftBlock, DraftOutputs
+from stepkernel.program.draft_builder import DraftPrograms
+from stepkernel.program.draft_inputs import ContextRows, DraftBlock, DraftOutputs, read_outputs
 from stepkernel.program.inputs import Caches, StepInputs
 from stepkernel.program.program import TAPS, Program
 from stepkernel.program.stages import Stage
@@ -94,13 +94,3 @@ class ReferenceDrafter:
                 run_stage(stage, step)
                 if observe is not None:
                     observe(stage, step)
-
-
-def read_outputs(buffers: Mapping[str, NDArray[Any]], requests: int, drafts: int) -> DraftOutputs:
-    """Copies of what a block left in its buffers."""
-    rows = requests * drafts
-    tokens = buffers[DRAFTS][:rows, 0].reshape(requests, drafts).copy()
-    # What follows a lost draft was biased by a token that is none.
-    tokens[np.logical_or.accumulate(tokens < 0, axis=1)] = -1
-    confidence = buffers[CONFIDENCE][:rows, 0].reshape(requests, drafts).copy() if CONFIDENCE in buffers else None
-    return DraftOutputs(tokens, buffers[LOGITS][:rows].reshape(requests, drafts, -1).copy(), confidence)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from stepkernel.model.weights import Weights
 from stepkernel.program.draft_stages import ChooseDraft, Confidence, MarkovBias, Rotate
 from stepkernel.program.inputs import Caches, StepInputs, StepOutputs
-from stepkernel.program.program import BLOCKS, Program
+from stepkernel.program.program import BLOCKS, TAPS, Program
 from stepkernel.program.stages import (
     Absorb,
     Activate,
@@ -85,7 +85,7 @@ class ReferenceExecutor:
         """Runs one step.
 
         `logits` says for which rows the head is computed: all, the last query of each request (then the
-        outputs have one row per request), or none. `observe` is called after each stage.
+        outputs have one row per request), or none. Taps are kept for all rows. `observe` is called after each stage.
 
         Raises ValueError for inputs that do not fit the program or the caches.
         """
@@ -99,7 +99,9 @@ class ReferenceExecutor:
                 run_stage(stage, step)
                 if observe is not None:
                     observe(stage, step)
-        return StepOutputs(self._buffers["logits"][:count], self._buffers["tokens"][:count, 0])
+        taps = self._buffers.get(TAPS)
+        kept = None if taps is None else taps[: inputs.rows]
+        return StepOutputs(self._buffers["logits"][:count], self._buffers["tokens"][:count, 0], kept)
 
     def run_stage(self, index: int, inputs: StepInputs) -> None:
         """Runs stage `index` on what the buffers and caches hold."""

@@ -20,7 +20,7 @@ class Slots:
 
     window  convolution slot, int [requests]; first column, of the history
     source  slot of the state that the step starts from
-    target  slot after each query, int [requests, queries]; or [requests, 1]: only the last state is kept
+    target  slot after each query, int [requests, at least queries]; or [requests, 1]: only the last state is kept
     live    requests that have a state
     """
 
@@ -84,7 +84,7 @@ def _convolve(stage: KdaCore, step: Step, slots: Slots) -> Floats:
     mixed = filters[0] * taps[:, : inputs.queries]
     for tap in range(1, width):
         mixed += filters[tap] * taps[:, tap : tap + inputs.queries]
-    kept = taps[:, 1:] if slots.target.shape[1] == inputs.queries else taps[:, -history:]
+    kept = taps[:, 1:] if slots.target.shape[1] > 1 else taps[:, -history:]
     window[slots.window[slots.live], : kept.shape[1]] = kept[slots.live].astype(window.dtype)
     parts = silu(mixed).reshape(inputs.requests, inputs.queries, 3, stage.heads, stage.head_dim)
     return np.moveaxis(parts, 2, 0)
@@ -106,7 +106,7 @@ def _recur(
     """Runs one request's queries from its source slot and fills its target slots (spec 2.5.6, 5.5)."""
     target = slots.target[r]
     queries = len(q)
-    every = len(target) == queries and queries > 1
+    every = len(target) > 1
     current = state[slots.source[r]].copy() if every else state[target[0]]
     if not every and queries > TOKEN_BY_TOKEN:
         return chunked(current, q, k, v, log_decay, beta)

@@ -147,7 +147,7 @@ def encode_attend(stage: Attend, layout: Layout, cache: int, row_bytes: int, wid
         stage.heads,
         stage.lora,
         stage.rope,
-        0,
+        int(stage.causal),
         float(stage.scale),
     )
     return [Record(Operation.ATTEND, arguments, scratch=attend_scratch(stage))]
@@ -157,7 +157,7 @@ def encode_attend(stage: Attend, layout: Layout, cache: int, row_bytes: int, wid
 def attend(record: int, step: int, threads: int, thread: int, scratch: int) -> None:
     """Units are (row, up to four heads). The softmax runs on line over chunks of 16 cache rows (flash attention)."""
     out_of_line()
-    x, x_stride, out, out_stride, cache, row_bytes, wide, heads, lora, rope, _ = _attend_arguments(record)
+    x, x_stride, out, out_stride, cache, row_bytes, wide, heads, lora, rope, causal = _attend_arguments(record)
     scale = get_f32(record + _ATTEND_SCALE)
     queries = get_i64(step + QUERIES)
     rounds = get_i64(step + ROUNDS)
@@ -173,7 +173,9 @@ def attend(record: int, step: int, threads: int, thread: int, scratch: int) -> N
         head = (unit - row * blocks) * together
         count = min(together, heads - head)
         request = row // queries
-        length = get_i32(get_i64(step + LENGTHS) + request * 4) - queries + 1 + (row - request * queries)
+        length = get_i32(get_i64(step + LENGTHS) + request * 4)
+        if causal != 0:
+            length += row - request * queries + 1 - queries
         q = x + row * x_stride + head * width * 4
         y = out + row * out_stride + head * lora * 4
         _attend_heads(q, y, cache, row_bytes, wide, request, length, count, lora, width, scale, rounds, step, scratch)

@@ -31,8 +31,8 @@ from stepkernel.program.program import BLOCKS, PREFIX
 from stepkernel.program.stages import MixNorm
 
 _UPDATES = {"none": 0, "add": 1, "restart": 2}
-_arguments = words(19)
-_EPS = 8 * 19
+_arguments = words(21)
+_EPS = 8 * 21
 
 
 def pack(stage: MixNorm, weights: Weights, arena: Arena) -> tuple[int, ...]:
@@ -54,8 +54,8 @@ def encode(stage: MixNorm, packed: tuple[int, ...], layout: Layout) -> list[Reco
         else (0, 0, 0)
     )
     save = -1 if stage.save is None else stage.save
-    if stage.tap is not None:
-        raise ValueError(f"{stage.name}: the CPU step keeps no streams for a draft")
+    tap, tap_stride = (0, 0) if stage.tap is None else layout.at(stage.tap.out)
+    kinds = int(stage.round_mix) | (2 if stage.tap is not None and stage.tap.mixed else 0)
     arguments = (
         _UPDATES[stage.update],
         len(stage.delta),
@@ -68,7 +68,9 @@ def encode(stage: MixNorm, packed: tuple[int, ...], layout: Layout) -> list[Reco
         *packed,
         stage.width,
         *layout.at(stage.out),
-        int(stage.round_mix),
+        kinds,
+        tap + (0 if stage.tap is None else 4 * stage.tap.offset),
+        tap_stride,
         float(stage.eps),
     )
     return [Record(Operation.MIX, arguments, scratch=8 * (stage.sources + 1))]
@@ -97,7 +99,9 @@ def mix(record: int, step: int, threads: int, thread: int, scratch: int) -> None
         width,
         out,
         out_stride,
-        rounds_mix,
+        kinds,
+        tap,
+        tap_stride,
     ) = _arguments(record)
     eps = get_f32(record + _EPS)
     rounds = get_i64(step + ROUNDS)
@@ -107,12 +111,15 @@ def mix(record: int, step: int, threads: int, thread: int, scratch: int) -> None
         p = prefix + row * prefix_stride
         if update != 0:
             _update(p, update, deltas, d0 + row * d0_stride, d1 + row * d1_stride, size, rounds)
-        if score == 0:
-            _normalize(p, out + row * out_stride, norm, width, eps, 0, rounds)
-        else:
+        mixed = p
+        if score != 0:
             mixed = out + row * out_stride
             _mix_sources(p, blocks + row * row_stride, copy_stride, sources, score, mixed, width, eps, scratch)
-            _normalize(mixed, mixed, norm, width, eps, rounds_mix, rounds)
+        if tap != 0:
+            tapped = mixed if kinds & 2 != 0 else p
+            for i in range(0, size, 32):
+                store_f32(tap + row * tap_stride + i, round_if(load_f32(tapped + i), rounds))
+        _normalize(mixed, out + row * out_stride, norm, width, eps, kinds & 1, rounds)
         if save >= 0:
             target = blocks + save * copy_stride + row * row_stride
             for i in range(0, size, 32):

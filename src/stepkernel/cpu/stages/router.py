@@ -1,6 +1,7 @@
 """Router selection (spec 2.8.1), activation (2.7), weighted sum with latent norm (2.8.4, 2.8.5), and the arg max."""
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -203,20 +204,26 @@ def argmax(record: int, step: int, threads: int, thread: int) -> None:
     out_of_line()
     logits, stride, out, out_stride, vocab = _argmax_arguments(record)
     first, last = share(get_i64(step + ROWS), threads, thread)
-    whole = vocab // 8 * 8
     for row in range(first, last):
-        line = logits + row * stride
-        highest, broken = splat_f32(np.float32(-np.inf)), zero_i32()
-        for i in range(0, whole, 8):
-            value = load_f32(line + i * 4)
-            highest = max_f32(highest, value)
-            broken = or_i32(broken, is_nan(value))
-        top, bad = largest_f32(highest), sum_i32(broken) != 0
-        for i in range(whole, vocab):
-            value = get_f32(line + i * 4)
-            bad = bad or value != value
-            top = max(top, value)
-        best = 0
-        while best < vocab - 1 and get_f32(line + best * 4) != top:
-            best += 1
-        put_i32(out + row * out_stride, np.int32(-1 if bad else best))
+        put_i32(out + row * out_stride, largest_of(logits + row * stride, vocab))
+
+
+@inner
+def largest_of(line: int, vocab: int) -> Any:
+    """Index of the largest of `vocab` values, the lower one among equals; -1 if there is a NaN."""
+    out_of_line()
+    whole = vocab // 8 * 8
+    highest, broken = splat_f32(np.float32(-np.inf)), zero_i32()
+    for i in range(0, whole, 8):
+        value = load_f32(line + i * 4)
+        highest = max_f32(highest, value)
+        broken = or_i32(broken, is_nan(value))
+    top, bad = largest_f32(highest), sum_i32(broken) != 0
+    for i in range(whole, vocab):
+        value = get_f32(line + i * 4)
+        bad = bad or value != value
+        top = max(top, value)
+    best = 0
+    while best < vocab - 1 and get_f32(line + best * 4) != top:
+        best += 1
+    return np.int32(-1 if bad else best)

@@ -1,0 +1,67 @@
+"""The threads that run the steps of one or several executors, one step at a time."""
+
+import os
+import threading
+import time
+import weakref
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepkernel.cpu import interpreter, team
+from stepkernel.cpu.arena import LINE, address
+
+MAX_THREADS = 64
+
+
+class Crew:
+    """A team of threads (team.py) and the calls that enter it.
+
+    threads  team size at most; default: the processors this process may use.
+
+    Programs that take turns in one session share a crew: idle workers of two crews would take each other's processors.
+    Not thread-safe. `close` ends the threads; they also end when the crew is collected or the process exits.
+    """
+
+    def __init__(self, threads: int | None = None) -> None:
+        available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+        count = available if threads is None else threads
+        if not 1 <= count <= MAX_THREADS:
+            raise ValueError(f"threads {count}: supported are 1 to {MAX_THREADS}")
+        self.threads = count
+        raw = np.zeros(team.CONTROL_BYTES + LINE, np.uint8)
+        start = -address(raw) % LINE
+        self._control = raw[start : start + team.CONTROL_BYTES].view(np.int32)
+        interpreter.enter.prepare()
+        workers = [
+            threading.Thread(target=_work, args=(self._control, i), daemon=True, name=f"stepkernel-{i}")
+            for i in range(1, count)
+        ]
+        for worker in workers:
+            worker.start()
+        self._stop = weakref.finalize(self, _stop, self._control, workers)
+
+    def call(self, table: int, block: int, scratch: NDArray[np.uint8], threads: int) -> int:
+        """Runs the step that `block` describes, and those chained to it; returns nanoseconds.
+
+        table, block: addresses the caller keeps alive. scratch: uint8 [at least `threads`, bytes of each].
+        """
+        if not self._stop.alive:
+            raise ValueError("the executor is closed")
+        start = time.perf_counter_ns()
+        interpreter.enter(table, block, address(self._control), threads, 0, address(scratch), scratch.strides[0])
+        return time.perf_counter_ns() - start
+
+    def close(self) -> None:
+        self._stop()
+
+
+def _work(control: NDArray[np.int32], thread: int) -> None:
+    interpreter.enter(0, 0, address(control), 0, thread, 0, 0)
+
+
+def _stop(control: NDArray[np.int32], workers: list[threading.Thread]) -> None:
+    control[team.QUIT // 4] = 1
+    interpreter.enter(0, 0, address(control), 0, 0, 0, 0)
+    for worker in workers:
+        worker.join()
