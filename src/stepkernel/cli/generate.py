@@ -32,10 +32,24 @@ def generate(
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after end tokens.")] = False,
     threads: Annotated[int | None, typer.Option(help="Default: all processors.")] = None,
     activation_bits: Annotated[int, typer.Option(help="Activations of MXFP4 experts: 15 or 8.")] = 15,
+    draft: Annotated[str | None, typer.Option(help="Directory of a DSpark draft, or tiny-k3-dspark.")] = None,
+    num_speculative_tokens: Annotated[
+        int | None, typer.Option(help="Most drafts of a round. Default: all that the draft was trained for.")
+    ] = None,
+    fixed_drafts: Annotated[
+        bool, typer.Option("--fixed-drafts", help="Draft as many in every round, also where that is slower.")
+    ] = False,
+    block_verification: Annotated[
+        bool, typer.Option("--block-verification", help="Judge drafts jointly when sampling; exact too.")
+    ] = False,
+    synthetic_acceptance_length: Annotated[
+        float | None, typer.Option(help="Accept by rate, tokens per round; for timing, the text is none.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Generate from a prompt with the specialised step or the standard path."""
     numpy_threads(threads)
+    from stepkernel.cli import speculating
     from stepkernel.cli.loading import opening, progress_bar
     from stepkernel.model.config import ModelConfig
     from stepkernel.runtime.engine import EngineOptions
@@ -50,6 +64,9 @@ def generate(
     sampling = Sampling(temperature, top_k, top_p, drawn)
     if seed is not None and sampling.is_greedy:
         raise ValueError("--seed has no effect at temperature 0; set --temperature or drop it")
+    draft_dir, speculation = speculating.speculation_of(
+        draft, num_speculative_tokens, block_verification, synthetic_acceptance_length, fixed_drafts
+    )
     text = _prompt_text(prompt, prompt_file, prompt_token_ids)
     directory = model_directory(model)
     config = ModelConfig.from_file(directory)
@@ -66,7 +83,17 @@ def generate(
     console = messages()
     started = time.perf_counter()
     with progress_bar(console, *opening(console, options.backend)) as report:
-        session = Session.open(directory, options.backend, threads, 1, context, activation_bits, progress=report)
+        session = Session.open(
+            directory,
+            options.backend,
+            threads,
+            1,
+            context,
+            activation_bits,
+            draft=draft_dir,
+            speculation=speculation,
+            progress=report,
+        )
     opened = time.perf_counter()
     with session:
         session.add(ids, sampling, rules)
@@ -90,11 +117,15 @@ def generate(
             "decode_backend": options.backend,
             "timings": timings,
             "routes": routes,
+            "speculation": None if session.speculator is None else speculating.as_dict(session.speculator),
         }
         print(json.dumps(found))
     else:
         print()
         _report(console, timings, routes, len(result.token_ids), result.finish_reason)
+        if session.speculator is not None:
+            for line in speculating.lines(session.speculator):
+                console.print(line, style="dim", soft_wrap=True)
         if sampling.temperature > 0:
             console.print(f"seed {drawn}", style="dim")
     if result.message:

@@ -4,6 +4,7 @@ from collections.abc import Sequence as Items
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepkernel.program.inputs import StepInputs
 
@@ -19,6 +20,14 @@ class Request(Protocol):
     def slot(self) -> int: ...
 
 
+class SpeculatingRequest(Request, Protocol):
+    """`slots` holds one state slot for each query of the longest step; the state after the last step lies in the slot
+    of its last accepted row, number `accepted` (spec 5.5)."""
+
+    slots: list[int]
+    accepted: int
+
+
 def decode_inputs(requests: Items[Request], page_tokens: int) -> StepInputs:
     """The next token of each request, in their order."""
     return _inputs(requests, 1, page_tokens)
@@ -29,25 +38,51 @@ def prefill_inputs(request: Request, count: int, page_tokens: int) -> StepInputs
     return _inputs([request], count, page_tokens)
 
 
-def _inputs(requests: Items[Request], queries: int, page_tokens: int) -> StepInputs:
-    starts = [s.computed for s in requests]
-    lengths = np.array(starts, np.int32) + queries
-    width = max(-(-int(n) // page_tokens) for n in lengths)
-    table = np.zeros((len(requests), width), np.int32)
-    for row, (request, length) in enumerate(zip(requests, lengths.tolist(), strict=True)):
-        used = -(-length // page_tokens)
-        table[row, :used] = request.pages[:used]
-    positions = np.array(starts, np.int64)[:, None] + np.arange(queries)
+def verify_inputs(requests: Items[SpeculatingRequest], drafts: NDArray[np.int32], page_tokens: int) -> StepInputs:
+    """The last token of each request and its drafts, int32 [requests, drafts]; no drafts make a plain step."""
+    queries = 1 + drafts.shape[1]
+    starts = np.array([s.computed for s in requests], np.int32)
+    table = page_tables(requests, starts + queries, page_tokens)
+    anchors = np.array([[s.tokens[-1]] for s in requests], np.int32)
+    return StepInputs(
+        queries=queries,
+        token_ids=np.concatenate([anchors, drafts], axis=1).astype(np.int32).ravel(),
+        lengths=starts + np.int32(queries),
+        page_table=table,
+        slot_mapping=flat_rows(table, starts, queries, page_tokens),
+        state_slots=np.array([s.slots for s in requests], np.int32),
+        accepted=np.array([s.accepted for s in requests], np.int32),
+    )
+
+
+def page_tables(requests: Items[Request], lengths: NDArray[np.int32], page_tokens: int) -> NDArray[np.int32]:
+    """The pages of each request's first `lengths` tokens, int32 [requests, most pages]; zeros follow."""
+    used = -(-lengths // page_tokens)
+    table = np.zeros((len(requests), int(used.max())), np.int32)
+    for row, (request, count) in enumerate(zip(requests, used.tolist(), strict=True)):
+        table[row, :count] = request.pages[:count]
+    return table
+
+
+def flat_rows(table: NDArray[np.int32], starts: NDArray[np.int32], count: int, page_tokens: int) -> NDArray[np.int64]:
+    """Flat cache rows of `count` positions of each request from `starts` on, int64 [requests * count]."""
+    positions = starts.astype(np.int64)[:, None] + np.arange(count)
     pages = np.take_along_axis(table, positions // page_tokens, axis=1).astype(np.int64)
+    return (pages * page_tokens + positions % page_tokens).ravel()
+
+
+def _inputs(requests: Items[Request], queries: int, page_tokens: int) -> StepInputs:
+    starts = np.array([s.computed for s in requests], np.int32)
+    table = page_tables(requests, starts + queries, page_tokens)
     return StepInputs(
         queries=queries,
         token_ids=np.array(
-            [t for s, at in zip(requests, starts, strict=True) for t in s.tokens[at : at + queries]],
+            [t for s, at in zip(requests, starts.tolist(), strict=True) for t in s.tokens[at : at + queries]],
             np.int32,
         ),
-        lengths=lengths,
+        lengths=starts + np.int32(queries),
         page_table=table,
-        slot_mapping=(pages * page_tokens + positions % page_tokens).ravel(),
+        slot_mapping=flat_rows(table, starts, queries, page_tokens),
         state_slots=np.array([[s.slot] for s in requests], np.int32),
         accepted=np.ones(len(requests), np.int32),
     )

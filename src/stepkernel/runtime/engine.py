@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 from stepkernel.model.config import ModelConfig
 from stepkernel.model.weights import Weights
-from stepkernel.program.builder import build_program
+from stepkernel.program.builder import Taps, build_program
 from stepkernel.program.inputs import Caches, StepInputs, StepOutputs
 from stepkernel.program.program import MAX_ROWS
 from stepkernel.program.routing import BACKENDS, Backend, Kind, Reason, Route, RouteCounter, StepFacts, route
@@ -46,7 +46,8 @@ class EngineOptions:
     """How steps are computed. threads None: all of the machine. activation_bits: for MXFP4 experts on the
     CPU path.
 
-    precision "float32" rounds no activation; it is for comparisons.
+    precision "float32" rounds no activation; it is for comparisons. drafts: most drafted tokens that a step verifies
+    for each request.
     """
 
     backend: Backend = "latency_specialized"
@@ -55,6 +56,7 @@ class EngineOptions:
     precision: Precision = "bf16"
     max_requests: int = 8
     prefill_chunk: int = 256
+    drafts: int = 0
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
@@ -65,14 +67,27 @@ class EngineOptions:
             raise RequestError(f"activation_bits {self.activation_bits}: supported: 15 or 8")
         if not 1 <= self.max_requests <= MAX_ROWS:
             raise RequestError(f"max_requests {self.max_requests}: a step takes 1 to {MAX_ROWS} requests")
+        if self.drafts < 0:
+            raise RequestError(f"drafts {self.drafts}: must be 0 or more")
+        if self.max_requests * self.queries > MAX_ROWS:
+            raise RequestError(
+                f"max_requests {self.max_requests} with {self.drafts} drafts each: a step takes up to {MAX_ROWS} "
+                f"tokens; lower one of them (max_requests {MAX_ROWS // self.queries} fits)"
+            )
         if self.prefill_chunk < 1:
             raise RequestError(f"prefill_chunk {self.prefill_chunk}: must be at least 1")
+
+    @property
+    def queries(self) -> int:
+        """Most tokens of one request in a decode step."""
+        return 1 + self.drafts
 
 
 class Engine:
     """Runs steps on the path that `route` names and counts them.
 
-    `specialised` is None for the standard backend; whoever made it hands it over, `close` ends it.
+    `specialised` is None for the standard backend; whoever made it hands it over, `close` ends it. `taps`: the streams
+    that steps keep for a draft.
     """
 
     def __init__(
@@ -82,7 +97,9 @@ class Engine:
         caches: Caches,
         options: EngineOptions,
         specialised: Specialised | None = None,
+        taps: Taps | None = None,
     ) -> None:
+        self.taps = taps
         self.options = options
         self.routes = RouteCounter()
         self.times: deque[StepTime] = deque(maxlen=KEPT_TIMES)
@@ -92,18 +109,19 @@ class Engine:
     @cached_property
     def standard(self) -> ReferenceExecutor:
         """Made when a step first needs it: it keeps float32 copies of what it uses."""
-        rows = max(self.options.prefill_chunk, self.options.max_requests)
-        program = build_program(self._config, requests=rows, max_rows=rows)
+        rows = max(self.options.prefill_chunk, self.options.max_requests * self.options.queries)
+        program = build_program(self._config, requests=rows, max_rows=rows, taps=self.taps)
         return ReferenceExecutor(program, self._weights, self._caches, rounding=self.options.precision)
 
-    def prefill(self, inputs: StepInputs) -> None:
+    def prefill(self, inputs: StepInputs) -> StepOutputs:
         """A chunk of one request's prompt; no logits are computed."""
         started = time.perf_counter()
-        self.standard.run(inputs, logits="none")
+        outputs = self.standard.run(inputs, logits="none")
         self._count(Route("standard", Reason.PREFILL), inputs, started)
+        return outputs
 
     def decode(self, inputs: StepInputs) -> StepOutputs:
-        """A step of one token per request."""
+        """A step of one token per request, or of one and its drafts."""
         facts = StepFacts(
             backend=self.options.backend,
             requests=inputs.requests,
@@ -112,6 +130,7 @@ class Engine:
             has_prefill=False,
             uniform=True,
             prepared_requests=0 if self._specialised is None else self.options.max_requests,
+            prepared_queries=frozenset(range(1, self.options.queries + 1)),
         )
         taken = route(facts)
         started = time.perf_counter()
@@ -136,17 +155,6 @@ class Engine:
         self.times.append(StepTime(taken, inputs.requests, inputs.rows, time.perf_counter() - started))
 
 
-def make_specialised(
-    config: ModelConfig,
-    weights: Weights,
-    caches: Caches,
-    options: EngineOptions,
-    progress: Progress | None = None,
-) -> Any:
-    """The CPU executor of up to `max_requests` rows; repacks the weights once."""
-    return specialise(config, pack(config, weights, options, progress), caches, options)
-
-
 def pack(config: ModelConfig, weights: Weights, options: EngineOptions, progress: Progress | None = None) -> Any:
     """Weights in the layout of the CPU kernels, for any number of executors."""
     # Imported late: it brings the compiler along, which the standard path does not need.
@@ -155,9 +163,11 @@ def pack(config: ModelConfig, weights: Weights, options: EngineOptions, progress
     return pack_weights(build_program(config), weights, options.activation_bits, progress)
 
 
-def specialise(config: ModelConfig, packed: Any, caches: Caches, options: EngineOptions) -> Any:
-    """An executor of up to `max_requests` rows over packed weights; compiles the kernels if they are not yet."""
+def specialise(
+    config: ModelConfig, packed: Any, caches: Caches, options: EngineOptions, taps: Taps | None = None
+) -> Any:
+    """An executor of up to `max_requests` requests over packed weights; compiles the kernels if they are not yet."""
     from stepkernel.cpu.executor import CpuExecutor
 
-    program = build_program(config, requests=options.max_requests)
+    program = build_program(config, requests=options.max_requests, queries=options.queries, taps=taps)
     return CpuExecutor(program, packed, caches, threads=options.threads, activations=options.precision)

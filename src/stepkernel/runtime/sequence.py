@@ -4,6 +4,9 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from stepkernel.runtime.sampling import RequestError, Sampling
 from stepkernel.runtime.text import Detokenizer, StopStrings
 
@@ -53,8 +56,11 @@ class Event:
 
 @dataclass
 class Sequence:
-    """A request in a session. `tokens` holds prompt and output; the first `computed` are in cache and
-    state."""
+    """A request in a session. `tokens` holds prompt and output; the first `computed` are in cache and state.
+
+    With speculation it has a state slot for each query of a step; the current state is in number `accepted`, from 1.
+    The first `in_draft` tokens are in the draft's cache; `pending` holds the tapped rows of those that follow.
+    """
 
     request_id: int
     tokens: list[int]
@@ -65,10 +71,17 @@ class Sequence:
     max_context: int
     detokenizer: Detokenizer | None
     stop_strings: StopStrings
-    slot: int = 0
+    slots: list[int] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
     computed: int = 0
+    accepted: int = 1
+    in_draft: int = 0
+    pending: list[NDArray[np.float32]] = field(default_factory=list)
     shown: list[str] = field(default_factory=list)
+
+    @property
+    def slot(self) -> int:
+        return self.slots[0]
 
     @property
     def output(self) -> list[int]:

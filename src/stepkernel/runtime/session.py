@@ -12,15 +12,18 @@ from typing import Any
 
 from stepkernel.model.checkpoint import Checkpoint
 from stepkernel.model.config import ModelConfig
+from stepkernel.model.draft_config import DraftConfig
 from stepkernel.model.shard import Shard
 from stepkernel.program.inputs import Caches, StepOutputs
 from stepkernel.program.routing import Backend
 from stepkernel.runtime.batch import decode_inputs, prefill_inputs
 from stepkernel.runtime.caches import allocate_caches, clear_slot
-from stepkernel.runtime.engine import Engine, EngineOptions, Precision, Progress, make_specialised
+from stepkernel.runtime.drafting import Draft, DrafterFactory
+from stepkernel.runtime.engine import Engine, EngineOptions, Precision, Progress, pack, specialise
 from stepkernel.runtime.pages import Pool
 from stepkernel.runtime.sampling import NOT_A_NUMBER, RequestError, Sampling, sample
 from stepkernel.runtime.sequence import Event, Result, Sequence, StopRules, check_prompt
+from stepkernel.runtime.speculation import SpeculationOptions, Speculator
 from stepkernel.runtime.text import Detokenizer, StopStrings, TextCodec
 
 Prompt = str | Iterable[int]
@@ -45,6 +48,7 @@ class Session:
     caches: Caches
     codec: TextCodec
     max_context: int
+    speculator: Speculator | None = None
     pages: Pool = field(init=False)
     slots: Pool = field(init=False)
     waiting: deque[Sequence] = field(default_factory=deque)
@@ -70,35 +74,54 @@ class Session:
         page_tokens: int = 64,
         cache_pages: int | None = None,
         prefill_chunk: int = 256,
+        draft: str | Path | None = None,
+        speculation: SpeculationOptions | None = None,
         progress: Progress | None = None,
     ) -> Session:
         """Opens a model directory. Options are checked before weights are read.
 
         max_context: tokens of prompt and answer per request (default: the model's, at most 4096).
         cache_pages: pages of `page_tokens` tokens for all requests together (default: enough for
-        max_requests full contexts); with fewer, requests wait for each other. progress: passed on while
-        weights are repacked.
+        max_requests full contexts); with fewer, requests wait for each other. draft, speculation: directory of a
+        DSpark draft made for the model, and how to use it. progress: passed on while weights are repacked.
         """
-        options = EngineOptions(backend, threads, activation_bits, precision, max_requests, prefill_chunk)
+        if (draft is None) != (speculation is None):
+            raise RequestError(
+                "draft and speculation go together: the draft's directory, and how many tokens it drafts"
+            )
+        drafts = 0 if speculation is None else speculation.num_speculative_tokens
+        if draft is not None:
+            DraftConfig.from_file(draft).check_drafts(drafts)
+        options = EngineOptions(backend, threads, activation_bits, precision, max_requests, prefill_chunk, drafts)
         directory = Path(model_dir)
         checkpoint = Checkpoint.open(directory)
         config = checkpoint.config
-        context = min(config.max_positions, 4096) if max_context is None else max_context
+        context = default_context(config, draft, drafts) if max_context is None else max_context
         if not 2 <= context <= config.max_positions:
             raise RequestError(f"max_context {context}: the model takes 2 to {config.max_positions} tokens")
         if page_tokens < 1:
             raise RequestError(f"page_tokens {page_tokens}: must be at least 1")
-        per_request = -(-context // page_tokens)
+        opened = None if draft is None else Draft.open(draft, config, drafts, context)
+        per_request = -(-(context + drafts) // page_tokens)
         usable = max_requests * per_request if cache_pages is None else cache_pages
         if usable < 1:
             raise RequestError(f"cache_pages {usable}: must be at least 1")
-        caches = allocate_caches(config, usable + 1, max_requests + 1, page_tokens, precision)
+        slots = max_requests * options.queries + 1
+        caches = allocate_caches(config, usable + 1, slots, page_tokens, precision, drafts)
         weights = checkpoint.weights(Shard(0, 1))
+        taps = None if opened is None else opened.taps
+        packed: Any = None
         specialised: Any = None
         if backend == "latency_specialized":
-            specialised = make_specialised(config, weights, caches, options, progress)
-        engine = Engine(config, weights, caches, options, specialised)
-        return cls(config, engine, caches, TextCodec(directory), context)
+            packed = pack(config, weights, options, progress)
+            specialised = specialise(config, packed, caches, options, taps)
+        engine = Engine(config, weights, caches, options, specialised, taps)
+        speculator = None
+        if opened is not None and speculation is not None:
+            own = allocate_caches(opened.backbone, usable + 1, 1, page_tokens, precision)
+            make = DrafterFactory(opened, weights, own, options, context + drafts, specialised, packed)
+            speculator = Speculator(speculation, opened.taps, make, page_tokens)
+        return cls(config, engine, caches, TextCodec(directory), context, speculator)
 
     def add(self, prompt: Prompt, sampling: Sampling = GREEDY, rules: StopRules = DEFAULT_RULES) -> int:
         """Queues a request and returns its id. Text gets the model's begin token in front; ids are taken as
@@ -155,7 +178,7 @@ class Session:
 
     def step(self) -> list[Event]:
         """Admits what fits, prefills one chunk of the oldest prompt, and decodes one token of all that are
-        ready.
+        ready, or with a draft one round.
 
         A step that is broken off (Ctrl-C, an error) drops the admitted requests: their recurrent states may
         have advanced without them, so going on would give wrong tokens.
@@ -187,6 +210,8 @@ class Session:
 
     def close(self) -> None:
         self.closed = True
+        if self.speculator is not None:
+            self.speculator.close()
         self.engine.close()
 
     def __enter__(self) -> Session:
@@ -208,48 +233,71 @@ class Session:
         self.slots = Pool(self.caches.slots, "slot")
 
     def _pages_of(self, sequence: Sequence) -> int:
-        return -(-sequence.reserve // self.caches.page_tokens)
+        # The last step may verify drafts behind the last token.
+        return -(-(sequence.reserve + self.engine.options.drafts) // self.caches.page_tokens)
 
     def _admit(self) -> None:
         """First come, first served: one that does not fit yet holds back those behind it."""
         while self.waiting and self.slots.free:
             pages = self.pages.take(self._pages_of(self.waiting[0]))
-            slot = self.slots.take(1)
-            if pages is None or slot is None:
-                if slot is not None:
-                    self.slots.give(slot)
+            slots = self.slots.take(self.engine.options.queries)
+            if pages is None or slots is None:
+                for pool, taken in ((self.pages, pages), (self.slots, slots)):
+                    if taken is not None:
+                        pool.give(taken)
                 return
             sequence = self.waiting.popleft()
-            sequence.pages, sequence.slot = pages, slot[0]
+            sequence.pages, sequence.slots = pages, slots
             clear_slot(self.caches, sequence.slot)
             self.active.append(sequence)
 
     def _prefill(self, sequence: Sequence) -> None:
         count = min(sequence.to_prefill, self.engine.options.prefill_chunk)
-        self.engine.prefill(prefill_inputs(sequence, count, self.caches.page_tokens))
+        outputs = self.engine.prefill(prefill_inputs(sequence, count, self.caches.page_tokens))
         sequence.computed += count
+        if self.speculator is not None and outputs.taps is not None:
+            self.speculator.take_in(sequence, outputs.taps)
 
     def _decode(self, ready: list[Sequence]) -> list[Event]:
-        outputs = self.engine.decode(decode_inputs(ready, self.caches.page_tokens))
-        events = [self._advance(s, row, outputs) for row, s in enumerate(ready)]
-        for sequence, event in zip(ready, events, strict=True):
-            if event.result is not None:
-                self._release(sequence)
-        return events
+        if self.speculator is not None:
+            rounds = self.speculator.round(ready, self.engine.decode)
+            found = [(s, [*drafts, token]) for s, (drafts, token) in zip(ready, rounds, strict=True)]
+        else:
+            outputs = self.engine.decode(decode_inputs(ready, self.caches.page_tokens))
+            found = [(s, [self._choose(s, row, outputs)]) for row, s in enumerate(ready)]
+        return [event for sequence, tokens in found for event in self._advance(sequence, tokens)]
 
-    def _advance(self, sequence: Sequence, row: int, outputs: StepOutputs) -> Event:
+    @staticmethod
+    def _choose(sequence: Sequence, row: int, outputs: StepOutputs) -> int:
         sequence.computed += 1
         token = int(outputs.tokens[row])
         if token != NOT_A_NUMBER and not sequence.sampling.is_greedy:
             token = sample(outputs.logits[row], sequence.sampling, len(sequence.tokens))
-        if token == NOT_A_NUMBER:
-            return sequence.end("nan", NAN_MESSAGE.format(position=len(sequence.tokens) - 1))
-        return sequence.append(token)
+        return token
+
+    def _advance(self, sequence: Sequence, tokens: list[int]) -> list[Event]:
+        """Takes new tokens in, up to the one that ends the request, which then gives back what it owns."""
+        events: list[Event] = []
+        for token in tokens:
+            if token == NOT_A_NUMBER:
+                events.append(sequence.end("nan", NAN_MESSAGE.format(position=len(sequence.tokens) - 1)))
+            else:
+                events.append(sequence.append(token))
+            if events[-1].result is not None:
+                self._release(sequence)
+                break
+        return events
 
     def _release(self, sequence: Sequence) -> None:
         self.active.remove(sequence)
         self.pages.give(sequence.pages)
-        self.slots.give([sequence.slot])
+        self.slots.give(sequence.slots)
+
+
+def default_context(config: ModelConfig, draft: str | Path | None, drafts: int) -> int:
+    """The model's context, at most 4096 and what the draft has positions for."""
+    context = min(config.max_positions, 4096)
+    return context if draft is None else min(context, DraftConfig.from_file(draft).max_positions - drafts)
 
 
 def _whole_number(token_id: object) -> int:

@@ -1,0 +1,207 @@
+"""Rounds of drafting and verification over the sequences of a session (spec 5.3, 5.4)."""
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepkernel.program.builder import Taps
+from stepkernel.program.draft_inputs import ContextRows, DraftBlock, Drafter, DraftOutputs
+from stepkernel.program.inputs import StepInputs, StepOutputs
+from stepkernel.runtime.acceptance import DRAFT, METHODS, Accepted, Method, accept, synthetic_rates
+from stepkernel.runtime.batch import flat_rows, page_tables, verify_inputs
+from stepkernel.runtime.draft_length import DraftLength
+from stepkernel.runtime.sampling import RequestError, uniform
+from stepkernel.runtime.sequence import Sequence
+
+MakeDrafter = Callable[[int], Drafter]
+Verify = Callable[[StepInputs], StepOutputs]
+
+
+@dataclass(frozen=True)
+class SpeculationOptions:
+    """num_speculative_tokens: most drafts of a round. method: "standard" (exact rejection), "block" (joint, exact too)
+    or "synthetic" (accepts by rate, for timing only). adaptive: fewer drafts, down to none, where that is faster."""
+
+    num_speculative_tokens: int
+    method: Method = "standard"
+    synthetic_acceptance_length: float | None = None
+    adaptive: bool = True
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise RequestError(f"acceptance method {self.method!r}: supported: {', '.join(METHODS)}")
+        if (self.method == "synthetic") != (self.synthetic_acceptance_length is not None):
+            raise RequestError("synthetic_acceptance_length goes with the method synthetic, and only with it")
+        if self.synthetic_acceptance_length is not None:
+            synthetic_rates(self.synthetic_acceptance_length, self.num_speculative_tokens)
+
+    @property
+    def is_synthetic(self) -> bool:
+        return self.method == "synthetic"
+
+
+@dataclass
+class AcceptanceCounts:
+    """How often each position of a block was drafted and accepted, over requests and rounds."""
+
+    drafted: list[int]
+    accepted: list[int]
+    verified: int = 0
+
+    def add(self, drafts: int, count: int) -> None:
+        self.verified += 1
+        for position in range(drafts):
+            self.drafted[position] += 1
+            self.accepted[position] += position < count
+
+    @property
+    def length(self) -> float:
+        """Tokens per verification of a request, the one behind the accepted drafts included."""
+        return 1.0 + sum(self.accepted) / self.verified if self.verified else 1.0
+
+    def as_dict(self) -> dict[str, Any]:
+        rates = [a / d if d else None for a, d in zip(self.accepted, self.drafted, strict=True)]
+        return {
+            "verifications": self.verified,
+            "acceptance_length": self.length,
+            "drafted_by_position": list(self.drafted),
+            "accepted_by_position": list(self.accepted),
+            "acceptance_by_position": rates,
+        }
+
+
+@dataclass
+class Speculator:
+    """Drafts, verifies and judges; what it keeps of a sequence lies in that sequence.
+
+    make_drafter: a drafter of blocks of so many tokens; all of them share one set of caches, whose pages are those of
+    the target's cache.
+    """
+
+    options: SpeculationOptions
+    taps: Taps
+    make_drafter: MakeDrafter
+    page_tokens: int
+    lengths: DraftLength = field(init=False)
+    counts: AcceptanceCounts = field(init=False)
+    synthetic: tuple[float, ...] = ()
+    _drafters: dict[int, Drafter] = field(init=False)
+
+    def __post_init__(self) -> None:
+        most = self.options.num_speculative_tokens
+        self.lengths = DraftLength(most, self.options.adaptive)
+        self.counts = AcceptanceCounts([0] * most, [0] * most)
+        if self.options.synthetic_acceptance_length is not None:
+            self.synthetic = synthetic_rates(self.options.synthetic_acceptance_length, most)
+        # Made now: in a round they would count as its time.
+        sizes = range(1, most + 1) if self.options.adaptive else [most]
+        self._drafters = {drafts: self.make_drafter(drafts) for drafts in sizes}
+
+    def take_in(self, sequence: Sequence, taps: NDArray[np.float32]) -> None:
+        """Rows of the target that are certain, in order, from the first that was not taken in yet."""
+        sequence.pending.append(taps.copy())
+        if sum(map(len, sequence.pending)) >= self._widest.programs.context.rows:
+            self._insert([sequence])
+
+    def round(self, sequences: Items[Sequence], verify: Verify) -> list[tuple[list[int], int]]:
+        """One round: for each sequence the accepted drafts and the token behind them (NOT_A_NUMBER for a NaN).
+
+        The sequences' tokens are left to the caller; what lies in caches and states is advanced by all of them.
+        """
+        started = time.perf_counter()
+        drafts = self.lengths.choose(len(sequences))
+        found = self._draft(sequences, drafts) if drafts else None
+        tokens = np.zeros((len(sequences), 0), np.int32) if found is None else found.tokens
+        outputs = verify(verify_inputs(sequences, np.maximum(tokens, 0), self.page_tokens))
+        judged = [self._judge(s, i, tokens[i].tolist(), found, outputs) for i, s in enumerate(sequences)]
+        assert outputs.taps is not None  # the step was built with taps
+        for i, (sequence, result) in enumerate(zip(sequences, judged, strict=True)):
+            first = i * (drafts + 1)
+            rows = result.count + 1
+            sequence.computed += rows
+            sequence.accepted = rows
+            self.take_in(sequence, outputs.taps[first : first + rows])
+            if drafts:
+                self.counts.add(drafts, result.count)
+        self.lengths.record(len(sequences), drafts, time.perf_counter() - started, [r.count for r in judged])
+        return [(tokens[i, : result.count].tolist(), result.token) for i, result in enumerate(judged)]
+
+    def close(self) -> None:
+        for drafter in self._drafters.values():
+            drafter.close()
+
+    @property
+    def _widest(self) -> Drafter:
+        return self._drafters[self.options.num_speculative_tokens]
+
+    def _draft(self, sequences: Items[Sequence], drafts: int) -> DraftOutputs:
+        drafter = self._drafters[drafts]
+        waiting = sum(len(rows) for s in sequences for rows in s.pending)
+        if waiting > drafter.programs.context.rows:
+            self._insert(sequences)
+        context = self._context(sequences)
+        starts = np.array([s.computed for s in sequences], np.int32)
+        table = page_tables(sequences, starts + drafts, self.page_tokens)
+        temperatures = np.array([s.sampling.temperature for s in sequences], np.float32)
+        numbers = np.zeros((len(sequences), drafts), np.float32)
+        for i, s in enumerate(sequences):
+            if not s.sampling.is_greedy:
+                # Rounded down: a number that became 1 would choose beyond the last token.
+                drawn = [uniform(s.sampling.seed, len(s.tokens) + j, DRAFT) for j in range(drafts)]
+                numbers[i] = np.minimum(np.array(drawn, np.float32), np.float32(1 - 2**-24))
+        block = DraftBlock(
+            anchors=np.array([s.tokens[-1] for s in sequences], np.int32),
+            positions=starts,
+            page_table=table,
+            slot_mapping=flat_rows(table, starts, drafts, self.page_tokens),
+            temperatures=temperatures,
+            uniforms=numbers,
+        )
+        return drafter.run(context, block)
+
+    def _insert(self, sequences: Items[Sequence]) -> None:
+        """Takes in all that waits, in pieces a program takes."""
+        context = self._context(sequences)
+        if context is None:
+            return
+        size = self._widest.programs.context.rows
+        for start in range(0, context.rows, size):
+            part = slice(start, start + size)
+            rows = ContextRows(context.taps[part], context.positions[part], context.slot_mapping[part])
+            self._widest.insert(rows)
+
+    def _context(self, sequences: Items[Sequence]) -> ContextRows | None:
+        """What waits of all sequences, which count it as taken in."""
+        taps, positions, slots = [], [], []
+        for s in sequences:
+            for rows in s.pending:
+                places = np.arange(s.in_draft, s.in_draft + len(rows), dtype=np.int32)
+                taps.append(rows)
+                positions.append(places)
+                pages = np.array(s.pages, np.int64)[places // self.page_tokens]
+                slots.append(pages * self.page_tokens + places % self.page_tokens)
+                s.in_draft += len(rows)
+            s.pending.clear()
+        if not taps:
+            return None
+        return ContextRows(np.concatenate(taps), np.concatenate(positions), np.concatenate(slots))
+
+    def _judge(
+        self, sequence: Sequence, index: int, drafts: list[int], found: DraftOutputs | None, outputs: StepOutputs
+    ) -> Accepted:
+        rows = slice(index * (len(drafts) + 1), (index + 1) * (len(drafts) + 1))
+        return accept(
+            self.options.method,
+            outputs.tokens[rows].tolist(),
+            outputs.logits[rows],
+            drafts,
+            np.zeros((0, 0), np.float32) if found is None else found.logits[index],
+            sequence.sampling,
+            len(sequence.tokens),
+            self.synthetic[: len(drafts)],
+        )
