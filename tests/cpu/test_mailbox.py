@@ -1,12 +1,14 @@
 """The shared memory of a tensor-parallel group: who may join, what is left behind, what is refused."""
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from stepkernel.cpu.executor import CpuExecutor
-from stepkernel.cpu.mailbox import PAGE, GroupError, Mailbox, new_path
+from stepkernel.cpu.failure import Failure, GroupError
+from stepkernel.cpu.mailbox import PAGE, Mailbox, new_path
 from stepkernel.cpu.stages.exchange import slot_bytes
 from stepkernel.cpu.weights import pack_weights
 from stepkernel.model.presets import preset
@@ -68,6 +70,25 @@ def test_who_may_not_join(path: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="timeout 0 s"):
         Mailbox(path, Shard(1, 3), PAGE, timeout=0)
     kept.close()
+
+
+def test_a_rank_that_died_ends_the_others(path: Path) -> None:
+    first, second, third = (Mailbox(path, Shard(rank, 3), PAGE) for rank in range(3))
+    first.stop(Failure.DIED, 2)
+    second.stop(Failure.DIED, 0)  # the first report stands
+    for rank in (first, second, third):
+        with pytest.raises(GroupError, match=f"group of 3: rank 2, process {os.getpid()}, has ended; all ranks stop"):
+            rank.begin(0, 1, ())
+
+
+def test_memory_that_is_not_there(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as the 64 MiB of a container's /dev/shm: refused at the start, where use would kill the process."""
+    real = os.fstatvfs(0)
+    small = os.statvfs_result((real.f_bsize, 4096, *(3 for _ in range(3)), *real[5:]))
+    monkeypatch.setattr(os, "fstatvfs", lambda file: small)
+    with pytest.raises(GroupError, match=r"0 MiB free, the exchanges between ranks take up to 1 MiB; enlarge it"):
+        Mailbox(path, Shard(0, 2), PAGE)
+    assert not path.exists()
 
 
 def test_programs_and_mailboxes_that_do_not_fit(k3: CpuModel, path: Path) -> None:

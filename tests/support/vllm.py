@@ -1,15 +1,16 @@
 """An in-process vLLM engine on a tiny model, and what tests ask of it."""
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 
 from stepkernel.program.routing import Reason
-from support.golden import ASSETS
+from support.golden import ASSETS, prompts
 
 TOKENS = 32
 DEFAULTS: dict[str, Any] = {
@@ -29,6 +30,8 @@ def greedy(tokens: int = TOKENS, **options: Any) -> SamplingParams:
 
 @dataclass
 class Engine:
+    """With several tensor-parallel ranks the model lives in processes of their own, one for each rank."""
+
     llm: LLM
 
     @property
@@ -36,14 +39,18 @@ class Engine:
         return self.llm.llm_engine
 
     @property
-    def model(self) -> Any:
-        executor = self.core.engine_core.engine_core.model_executor
-        worker = executor.driver_worker
-        return getattr(worker, "worker", worker).model_runner.model
+    def scheduler(self) -> Any:
+        return self.core.engine_core.engine_core.scheduler
+
+    def each(self, call: Callable[[Any], Any]) -> list[Any]:
+        """What `call` says of the model of every rank."""
+        return self.llm.collective_rpc(lambda worker: call(worker.model_runner.model))
 
     def steps(self) -> dict[str, dict[str, int]]:
-        """Steps so far by path and reason."""
-        return self.model.counters.routes.as_dict()
+        """Steps so far by path and reason, the same on every rank."""
+        first, *others = self.each(lambda model: model.counters.routes.as_dict())
+        assert all(other == first for other in others)
+        return first
 
     def total(self, kind: str, *reasons: Reason) -> int:
         found = self.steps()[kind]
@@ -76,9 +83,25 @@ class Engines:
     def end(self) -> None:
         if self._engine is None:
             return
-        decode = self._engine.model.decode
-        if decode is not None:
-            decode.close()
+        self._engine.each(lambda model: model.decode and model.decode.close())
+        self._engine.core.engine_core.shutdown()
         self._engine = None
         gc.collect()
         cleanup_dist_env_and_memory()
+
+
+def mismatches(engines: Engines, model: str, backend: str, dtype: str, margin: float, **options: Any) -> list[str]:
+    """Requests whose first different token was no near tie of the golden logits."""
+    golden = prompts(model)
+    found = engines.get(model, backend, dtype=dtype, **options).tokens([g["prompt_ids"] for g in golden])
+    faults = []
+    for case, tokens in zip(golden, found, strict=True):
+        wanted = case["greedy_tokens"][:TOKENS]
+        different = np.flatnonzero(np.array(tokens) != wanted)
+        if different.size:
+            top = case["step_top20_logits"][different[0]]
+            if top[0] - top[1] > margin:
+                faults.append(
+                    f"prompt of {len(case['prompt_ids'])}: token {different[0]}, margin {top[0] - top[1]:.3f}"
+                )
+    return faults

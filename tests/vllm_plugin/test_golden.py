@@ -1,33 +1,15 @@
 """Through vLLM, both paths give the golden continuations, and decode steps are specialised."""
 
-import numpy as np
 import pytest
 
 pytest.importorskip("vllm")
 
 from stepkernel.program.routing import Reason
-from support.golden import BF16, MODELS, prompts
-from support.vllm import TOKENS, Engines
+from support.golden import BF16, MODELS
+from support.vllm import TOKENS, Engines, mismatches
 
 pytestmark = pytest.mark.vllm
 BACKENDS = ("auto", "latency_specialized")
-
-
-def mismatches(engines: Engines, model: str, backend: str, dtype: str, margin: float) -> list[str]:
-    """Requests whose first different token was no near tie of the golden logits."""
-    golden = prompts(model)
-    found = engines.get(model, backend, dtype=dtype).tokens([g["prompt_ids"] for g in golden])
-    faults = []
-    for case, tokens in zip(golden, found, strict=True):
-        wanted = case["greedy_tokens"][:TOKENS]
-        different = np.flatnonzero(np.array(tokens) != wanted)
-        if different.size:
-            top = case["step_top20_logits"][different[0]]
-            if top[0] - top[1] > margin:
-                faults.append(
-                    f"prompt of {len(case['prompt_ids'])}: token {different[0]}, margin {top[0] - top[1]:.3f}"
-                )
-    return faults
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

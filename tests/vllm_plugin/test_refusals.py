@@ -8,6 +8,7 @@ pytest.importorskip("vllm")
 
 from vllm.engine.arg_utils import EngineArgs
 
+from stepkernel.model.shard_weights import ShardWeights
 from support.golden import ASSETS
 
 pytestmark = pytest.mark.vllm
@@ -17,17 +18,52 @@ COMMON: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("threads", {"additional_config": {"decode_threads": 0}}, "decode_threads 0: supported are 1 to 64"),
     ("bits", {"additional_config": {"activation_bits": 4}}, "activation_bits 4: supported are 15 and 8"),
     ("float16", {"dtype": "float16"}, "dtype float16: .* pass --dtype bfloat16"),
-    ("tensor parallel", {"tensor_parallel_size": 2}, "tensor parallel size 2: .* --tensor-parallel-size 1"),
+    ("patience", {"additional_config": {"rank_timeout": 0}}, "rank_timeout 0: supported are 0.1 to 600 seconds"),
+    ("three ranks", {"tensor_parallel_size": 3}, "tensor-parallel size 3: .* supported for this model: 1, 2"),
+    (
+        "two nodes",
+        {"tensor_parallel_size": 2, "nnodes": 2},
+        "tensor parallel size 2 on 2 nodes .* pass --nnodes 1 --distributed-executor-backend mp",
+    ),
+    ("data parallel", {"data_parallel_size": 2}, "data parallel size 2: .* start one server for each copy"),
     ("pipeline", {"pipeline_parallel_size": 2}, "pipeline parallel size 2: .* --pipeline-parallel-size 1"),
+    (
+        "decode context",
+        {"tensor_parallel_size": 2, "decode_context_parallel_size": 2},
+        "decode context parallel size 2: .* --decode-context-parallel-size 1",
+    ),
+    ("prefill context", {"prefill_context_parallel_size": 2}, "prefill context parallelism: .* size 1"),
+    ("dual batch", {"enable_dbo": True}, "dual batch overlap: .* remove --enable-dbo"),
+    ("micro-batches", {"ubatch_size": 2}, "dual batch overlap: "),
     ("experts", {"enable_expert_parallel": True}, "expert parallelism: .* remove --enable-expert-parallel"),
     ("lora", {"enable_lora": True}, "LoRA: .* remove --enable-lora"),
     ("fp8 cache", {"kv_cache_dtype": "fp8"}, "KV cache dtype 'fp8': .* pass --kv-cache-dtype auto"),
     ("e5m2 cache", {"kv_cache_dtype": "fp8_e5m2"}, "KV cache dtype 'fp8_e5m2': .* pass --kv-cache-dtype auto"),
     ("state dtype", {"mamba_ssm_cache_dtype": "bfloat16"}, "SSM cache dtype 'bfloat16': .* float32"),
     ("window dtype", {"mamba_cache_dtype": "float32"}, "mamba cache dtype 'float32': .* remove --mamba-cache-dtype"),
+    ("replayed states", {"use_replayssm": True}, "ReplaySSM: .* remove --use-replayssm"),
+    (
+        "cache transfer",
+        {"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}},
+        "KV transfer: .* remove --kv-transfer-config",
+    ),
+    ("cache offload", {"kv_offloading_size": 1.0}, "KV offloading: .* remove --kv-offloading-size"),
+    ("quantization", {"quantization": "fp8"}, "quantization 'fp8': .* remove --quantization"),
+    ("pooling", {"runner": "pooling"}, "runner 'pooling': supported is generate; remove --runner"),
+    ("prompt embeddings", {"enable_prompt_embeds": True}, "prompt embeddings: .* remove --enable-prompt-embeds"),
+    (
+        "weight transfer",
+        {"weight_transfer_config": {"backend": "nccl"}},
+        "weight transfer: .* remove --weight-transfer",
+    ),
     ("load format", {"load_format": "dummy"}, "load format 'dummy': .* `stepkernel synthesize`"),
 )
 SPECIALISED: tuple[tuple[str, dict[str, Any], str], ...] = (
+    (
+        "drafts",
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 9, "prompt_lookup_max": 3}},
+        "speculative decoding: .* decode_backend to auto",
+    ),
     (
         "speculation",
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}},
@@ -40,7 +76,25 @@ def configure(**options: Any) -> Any:
     return EngineArgs(model=str(ASSETS / "tiny-k3"), **{"max_model_len": 512, **options}).create_engine_config()
 
 
-@pytest.mark.parametrize(("options", "message"), [case[1:] for case in COMMON], ids=[case[0] for case in COMMON])
+# What vLLM itself refuses on CPUs, so that nothing of ours has to.
+BY_VLLM: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("sleep", {"enable_sleep_mode": True}, "Sleep mode is not supported"),
+    ("expert balance", {"enable_eplb": True}, "load balancing is only supported on"),
+    ("routed experts", {"enable_return_routed_experts": True}, "requires Model Runner V2"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_: Any) -> None:
+        pytest.fail("a weight was read")
+
+    monkeypatch.setattr(ShardWeights, "_read", read)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [case[1:] for case in COMMON + BY_VLLM], ids=[case[0] for case in COMMON + BY_VLLM]
+)
 def test_refused_on_both_paths(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         configure(**options)
@@ -69,6 +123,11 @@ def test_a_broken_checkpoint(tmp_path: Any) -> None:
     (tmp_path / "model.safetensors").write_bytes(whole[:-1000])
     with pytest.raises(ValueError, match="found 16254552 bytes"):
         EngineArgs(model=str(tmp_path), max_model_len=512).create_engine_config()
+
+
+def test_two_ranks_are_accepted() -> None:
+    config = configure(tensor_parallel_size=2, additional_config={"decode_backend": "latency_specialized"})
+    assert config.parallel_config.distributed_executor_backend == "mp"
 
 
 def test_what_is_supported_is_accepted() -> None:

@@ -56,7 +56,7 @@ def test_preemption(engines: Engines) -> None:
     options = {"enable_prefix_caching": False, "max_model_len": 512, "num_gpu_blocks_override": 14}
     engine = engines.get("tiny-k3", **options)
     alone = [engine.tokens([prompt], greedy(STEPS))[0] for prompt in prompts]
-    scheduler = engine.core.engine_core.engine_core.scheduler
+    scheduler = engine.scheduler
     preempted = []
     original = scheduler._preempt_request
 

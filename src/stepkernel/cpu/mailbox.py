@@ -11,7 +11,6 @@ import tempfile
 import time
 import weakref
 from collections.abc import Sequence
-from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from stepkernel.cpu.arena import LINE, address
 from stepkernel.cpu.atomics import NAP
+from stepkernel.cpu.failure import Failure, GroupError
 from stepkernel.model.shard import Shard
 
 COPIES = 4  # stages/exchange.py says why
@@ -36,19 +36,6 @@ _WRITTEN = 0x53544B4D424F5831
 BASE, SLOT_BYTES, GROUP_SIZE, RANK, HEADER, EXCHANGE, FACTS, LIMIT, BROKEN = (8 * i for i in range(9))
 SENT, NAP_TIME = 8 * 9, 8 * 13
 BLOCK_WORDS = 16
-
-
-class Failure(IntEnum):
-    """Why a group stopped."""
-
-    NONE = 0
-    TIMEOUT = 1
-    MISMATCH = 2
-    LEFT = 3
-
-
-class GroupError(RuntimeError):
-    """The ranks of a tensor-parallel group cannot go on; every rank raises it, and at each later use."""
 
 
 def new_path() -> Path:
@@ -126,6 +113,14 @@ class Mailbox:
         # A rank that leaves in good order has posted all that this step needs, unless the step noticed.
         self._check(Failure.NONE if self.block[BROKEN // 8] else Failure.LEFT)
 
+    def stop(self, kind: Failure, about: int) -> None:
+        """Ends the group from outside of a step: every rank that waits, or will, raises GroupError at once."""
+        if not self._words[ALARM // 4]:
+            report = (RANKS + self.shard.rank * RANK_BYTES) // 4
+            self._words[[report + ABOUT // 4, report + STAGE // 4]] = about, -1
+            self._words[report + KIND // 4] = kind
+            self._words[ALARM // 4] = self.shard.rank + 1
+
     def close(self) -> None:
         """Leaves the group: other ranks that still want something from this one stop at once."""
         self._leave()
@@ -148,6 +143,8 @@ class Mailbox:
             what = f"rank {about} did not answer rank {by} within {self.timeout:g} s in {where}"
         elif kind == Failure.MISMATCH:
             what = f"rank {about} runs another step than rank {by}: other tokens, lengths or stages"
+        elif kind == Failure.DIED:
+            what = f"rank {about}, process {self._word(PROCESS, about)}, has ended"
         else:
             what = f"rank {by} has left"
         raise GroupError(f"tensor-parallel group of {size}: {what}; all ranks stop, restart them together")
@@ -181,6 +178,7 @@ def _attach(path: Path, shard: Shard, slot_bytes: int, start: int) -> NDArray[np
         fcntl.flock(file, fcntl.LOCK_EX)
         fresh = os.fstat(file).st_size == 0
         if fresh:
+            _check_room(file, path, total)
             os.ftruncate(file, total)
         elif os.fstat(file).st_size != total:
             raise GroupError(f"{path}: {os.fstat(file).st_size} bytes, a group of {shard.size} needs {total}")
@@ -202,6 +200,18 @@ def _attach(path: Path, shard: Shard, slot_bytes: int, start: int) -> NDArray[np
         fcntl.flock(file, fcntl.LOCK_UN)  # the mapping keeps the file open, and with it the lock
         os.close(file)
     return memory
+
+
+def _check_room(file: int, path: Path, total: int) -> None:
+    """The file takes memory as it is used; where the file system has less, using it would kill the process."""
+    system = os.fstatvfs(file)
+    free = system.f_bavail * system.f_frsize
+    if free < total:
+        path.unlink()
+        raise GroupError(
+            f"{path.parent}: {free >> 20} MiB free, the exchanges between ranks take up to {-(-total >> 20)} MiB; "
+            "enlarge it (for containers: --shm-size) or run steps of fewer requests"
+        )
 
 
 def _leave(words: NDArray[Any], rank: int, path: Path) -> None:

@@ -20,16 +20,22 @@ _SECONDS = Histogram("stepkernel_step_seconds", "Time of the model's part of a s
 
 
 class StepCounters:
-    """Counts every step that vLLM schedules; `routes` holds this model's own totals."""
+    """Counts every step that vLLM schedules; `routes` holds this model's own totals.
 
-    def __init__(self) -> None:
+    Tensor-parallel ranks make the same steps, so one of them (`exported`) tells Prometheus and the log.
+    """
+
+    def __init__(self, exported: bool = True) -> None:
         self.routes = RouteCounter()
+        self._exported = exported
         self._recent: Counter[str] = Counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._logged = time.monotonic()
 
     def count(self, taken: Route, seconds: float) -> None:
         self.routes.count(taken)
+        if not self._exported:
+            return
         _STEPS.labels(taken.kind, taken.reason.name.lower()).inc()
         _SECONDS.labels(taken.kind).observe(seconds)
         label = f"{taken.kind} ({taken.reason.value})"

@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stepkernel.cpu.executor import CpuExecutor
+from stepkernel.cpu.stages.exchange import slot_bytes
 from stepkernel.cpu.weights import CpuWeights
 from stepkernel.model.config import ModelConfig
 from stepkernel.program.builder import build_program
 from stepkernel.program.inputs import Caches, StepInputs
 from stepkernel.vllm_plugin.batch import PageBatch, StateBatch
 from stepkernel.vllm_plugin.layers import KdaLayer, MlaLayer
+from stepkernel.vllm_plugin.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,13 @@ class SpecialisedDecode:
         mla_layers: Mapping[int, MlaLayer],
         dtype: torch.dtype,
         max_requests: int,
+        ranks: Ranks,
         threads: int | None,
     ) -> None:
         self.max_requests = max_requests
-        self._config, self._packed, self._dtype, self._threads = config, packed, dtype, threads
+        self._packed, self._dtype, self._threads = packed, dtype, threads or ranks.threads
+        self._program = build_program(config, ranks.shard, requests=max_requests)
+        self._mailbox = ranks.mailbox(slot_bytes(self._program))
         self._kda = [kda_layers[i] for i in config.kda_layers]
         self._mla = [mla_layers[i] for i in config.mla_layers]
         self._executor: CpuExecutor | None = None
@@ -88,11 +93,12 @@ class SpecialisedDecode:
         order = list(leaders)
         self._leaders = list(leaders.values())
         return CpuExecutor(
-            build_program(self._config, requests=self.max_requests),
+            self._program,
             self._packed,
             caches,
             threads=self._threads,
             activations="bf16" if self._dtype == torch.bfloat16 else "float32",
+            mailbox=self._mailbox,
             state_groups=[order.index(id(layer.batch())) for layer in self._kda],
         )
 

@@ -40,16 +40,27 @@ def _model_faults(config: "VllmConfig") -> Iterator[str]:
             f"quantization {model.quantization!r}: experts are used as the checkpoint stores them (MXFP4 or BF16); "
             "remove --quantization"
         )
+    if model.enable_prompt_embeds:
+        yield "prompt embeddings: prompts are token ids; remove --enable-prompt-embeds"
+    if config.weight_transfer_config is not None:
+        yield "weight transfer: weights are packed as they are read and stay; remove --weight-transfer-config"
     if getattr(model, "runner_type", "generate") != "generate":
         yield f"runner {model.runner_type!r}: supported is generate; remove --runner"
 
 
 def _placement_faults(config: "VllmConfig") -> Iterator[str]:
     parallel = config.parallel_config
-    if parallel.tensor_parallel_size != 1:
+    several = parallel.tensor_parallel_size != 1
+    if several and (parallel.nnodes != 1 or parallel.distributed_executor_backend not in ("mp", None)):
         yield (
-            f"tensor parallel size {parallel.tensor_parallel_size}: supported is 1 so far; "
-            "pass --tensor-parallel-size 1"
+            f"tensor parallel size {parallel.tensor_parallel_size} on {parallel.nnodes} nodes with the executor "
+            f"{parallel.distributed_executor_backend!r}: ranks exchange through the memory of one machine; "
+            "pass --nnodes 1 --distributed-executor-backend mp"
+        )
+    if parallel.data_parallel_size != 1:
+        yield (
+            f"data parallel size {parallel.data_parallel_size}: engines in step with each other are not "
+            "supported; start one server for each copy of the model"
         )
     if parallel.pipeline_parallel_size != 1:
         yield (
@@ -93,6 +104,8 @@ def _cache_faults(config: "VllmConfig") -> Iterator[str]:
         )
     if getattr(cache, "use_replayssm", False):
         yield "ReplaySSM: states are stored after every token; remove --use-replayssm"
+    if cache.kv_offloading_size is not None:
+        yield "KV offloading: caches stay where they are; remove --kv-offloading-size"
     if config.kv_transfer_config is not None:
         yield "KV transfer: moving caches between engines is not supported; remove --kv-transfer-config"
     if _conv_layout() == "DS":
@@ -113,10 +126,11 @@ def _specialised_faults(config: "VllmConfig") -> Iterator[str]:
 def _check_files(config: "VllmConfig") -> None:
     """The model's own configuration and, if the files are here, the headers of its weights."""
     from stepkernel.model.checkpoint import Checkpoint
+    from stepkernel.model.shard import shard_sizes
 
     directory = Path(config.model_config.model)
     if directory.is_dir():
-        Checkpoint.open(directory)
+        shard_sizes(Checkpoint.open(directory).config, config.parallel_config.tensor_parallel_size)
 
 
 def _conv_layout() -> str:

@@ -12,6 +12,7 @@ from vllm.config import VllmConfig
 from vllm.model_executor.layers.mamba.mamba_utils import MambaStateCopyFuncCalculator
 from vllm.model_executor.models.interfaces import HasInnerState, IsHybrid
 
+from stepkernel.cpu.failure import GroupError
 from stepkernel.model.checkpoint import Checkpoint
 from stepkernel.model.config import ModelConfig
 from stepkernel.model.weights import Weights
@@ -23,6 +24,7 @@ from stepkernel.vllm_plugin.compatibility import tame_llvmlite
 from stepkernel.vllm_plugin.counters import StepCounters
 from stepkernel.vllm_plugin.layers import Dtypes, KdaLayer, MlaLayer, Shapes, state_shapes
 from stepkernel.vllm_plugin.options import Options
+from stepkernel.vllm_plugin.ranks import Ranks
 from stepkernel.vllm_plugin.standard.path import StandardPath
 from stepkernel.vllm_plugin.standard.weights import PlainWeights, StandardWeights
 
@@ -40,19 +42,22 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
         name = f"{prefix}.layers" if prefix else "model.layers"
         self.kda_layers = {i: KdaLayer(self.config, vllm_config, f"{name}.{i}.kda") for i in self.config.kda_layers}
         self.mla_layers = {i: MlaLayer(self.config, vllm_config, f"{name}.{i}.mla") for i in self.config.mla_layers}
-        self.program = build_program(self.config)
-        self.counters = StepCounters()
+        self.ranks = Ranks(self.options.rank_timeout, self.options.specialises)
+        self.program = build_program(self.config, self.ranks.shard)
+        self.counters = StepCounters(exported=self.ranks.shard.rank == 0)
         self.standard: StandardPath | None = None
         self.decode: Any = None
         self._ready: Tensor | None = None
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Reads the checkpoint itself, memory-mapped and checked; vLLM's iterator is left alone."""
-        source = self.checkpoint.weights()
+        source = self.checkpoint.weights(self.ranks.shard)
         chosen: StandardWeights = (
             self._prepare_decode(source) if self.options.specialises else PlainWeights(self.program, source, self.dtype)
         )
-        self.standard = StandardPath(self.program, chosen, self.dtype, self.kda_layers, self.mla_layers)
+        self.standard = StandardPath(
+            self.program, chosen, self.dtype, self.kda_layers, self.mla_layers, self.ranks.exchange
+        )
 
     def _prepare_decode(self, source: Weights) -> StandardWeights:
         """Packs the weights once, compiles the kernels, and lets the standard path read what was packed."""
@@ -64,10 +69,17 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
 
         tame_llvmlite()  # for the next engine of this process
         packed = pack_weights(self.program, source, self.options.activation_bits)
-        interpreter.enter.prepare()
+        self.ranks.after_rank_0(interpreter.enter.prepare)
         requests = min(self.vllm_config.scheduler_config.max_num_seqs, MAX_ROWS)
         self.decode = SpecialisedDecode(
-            self.config, packed, self.kda_layers, self.mla_layers, self.dtype, requests, self.options.decode_threads
+            self.config,
+            packed,
+            self.kda_layers,
+            self.mla_layers,
+            self.dtype,
+            requests,
+            self.ranks,
+            self.options.decode_threads,
         )
         return PackedWeights(self.program, packed, source, self.dtype)
 
@@ -93,11 +105,16 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
             return self.standard(input_ids)
         taken = route(step_facts(pages, 0 if self.decode is None else self.decode.max_requests))
         started = time.perf_counter()
-        if taken.kind == "specialized":
-            outputs = self.decode.run(input_ids, pages)
-            hidden, self._ready = outputs.hidden, outputs.logits
-        else:
-            hidden = self.standard(input_ids)
+        try:
+            if taken.kind == "specialized":
+                outputs = self.decode.run(input_ids, pages)
+                hidden, self._ready = outputs.hidden, outputs.logits
+            else:
+                self.ranks.same_step(input_ids, pages)
+                hidden = self.standard(input_ids)
+        except GroupError:
+            self.ranks.end()
+            raise
         self.counters.count(taken, time.perf_counter() - started)
         return hidden
 

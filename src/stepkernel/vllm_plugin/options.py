@@ -17,11 +17,13 @@ class Options:
     """decode_backend   "auto": every step on the standard path; "latency_specialized": decode steps as one native call.
     decode_threads   threads of a native step at most; None: the processors this process may use.
     activation_bits  15 or 8: integers that activations of MXFP4 experts are turned into.
+    rank_timeout     seconds that tensor-parallel ranks wait for each other inside a step before all of them stop.
     """
 
     decode_backend: DecodeBackend = "auto"
     decode_threads: int | None = None
     activation_bits: int = 15
+    rank_timeout: float = 10.0
 
     @property
     def specialises(self) -> bool:
@@ -46,4 +48,7 @@ class Options:
         bits = given.get("activation_bits", 15)
         if bits not in (8, 15) or isinstance(bits, bool):
             raise DeploymentError(f"additional_config activation_bits {bits!r}: supported are 15 and 8")
-        return Options(backend, threads, bits)
+        timeout = given.get("rank_timeout", 10.0)
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0.1 <= timeout <= 600:
+            raise DeploymentError(f"additional_config rank_timeout {timeout!r}: supported are 0.1 to 600 seconds")
+        return Options(backend, threads, bits, float(timeout))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from stepkernel.model.config import ModelConfig
-from stepkernel.program.stages import Combine, Select
+from stepkernel.program.stages import Combine, Exchange, Select
 from stepkernel.vllm_plugin.standard.numerics import activate, rms_norm
 from stepkernel.vllm_plugin.standard.products import linear
 
@@ -53,9 +53,11 @@ def experts(config: ModelConfig, expert: Expert, x: Tensor, ids: Tensor) -> Tens
     return out.view(rows, top_k, -1)
 
 
-def combine(stage: Combine, norm: Tensor | None, x: Tensor, weights: Tensor) -> Tensor:
-    """Weighted sum over the slots, rounded, then the latent norm if any (spec 2.8.4, 2.8.5)."""
-    total = (x.float() * weights.unsqueeze(-1)).sum(1).to(x.dtype)
+def combine(
+    stage: Combine, norm: Tensor | None, x: Tensor, weights: Tensor, exchange: Callable[[Exchange, Tensor], Tensor]
+) -> Tensor:
+    """Weighted sum over the slots, rounded, and over the ranks, then the latent norm if any (spec 2.8.4, 2.8.5)."""
+    total = exchange(stage.exchange, (x.float() * weights.unsqueeze(-1)).sum(1).to(x.dtype))
     if norm is None:
         return total
     return rms_norm(total.float(), norm, stage.eps).to(x.dtype)

@@ -14,6 +14,7 @@ from stepkernel.program.stages import (
     Attend,
     Combine,
     Embed,
+    Exchange,
     ExpertsDown,
     ExpertsUp,
     KdaCore,
@@ -36,8 +37,15 @@ Action = Callable[[Values], None]
 TOKENS = "token ids"
 
 
+def own_part(how: Exchange, part: Tensor) -> Tensor:
+    """The exchange of a single rank."""
+    return part
+
+
 class StandardPath(nn.Module):
     """`forward` gives the normalised hidden rows, `logits` the float32 logits of chosen rows.
+
+    `exchange` makes one value of the parts of all tensor-parallel ranks (`Ranks.exchange`).
 
     Values between stages have the dtype of the activations, so every assignment to one is a rounding point (spec 2.1).
     """
@@ -49,9 +57,11 @@ class StandardPath(nn.Module):
         dtype: torch.dtype,
         kda_layers: Mapping[int, KdaLayer],
         mla_layers: Mapping[int, MlaLayer],
+        exchange: Callable[[Exchange, Tensor], Tensor] = own_part,
     ) -> None:
         super().__init__()
         self.program, self.dtype = program, dtype
+        self._exchange = exchange
         self._weights = weights
         self._kda, self._mla = kda_layers, mla_layers
         self._actions: list[Action] = []
@@ -65,7 +75,7 @@ class StandardPath(nn.Module):
                 self._actions.append(action)
         head = next(stage for stage in stages if stage.name == "head")
         assert isinstance(head, Linear)
-        self._head, self._scale = weights.joints(head)[0].matrix, head.scale
+        self._head, self._head_matrix = head, weights.joints(head)[0].matrix
 
     def forward(self, input_ids: Tensor) -> Tensor:
         values: Values = {TOKENS: input_ids}
@@ -74,8 +84,10 @@ class StandardPath(nn.Module):
         return values["hidden"]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        found = exact_product(self._head, hidden)
-        return found if self._scale == 1.0 else found * self._scale
+        part = self._head.parts[0]
+        found = exact_product(self._head_matrix, hidden)[:, : part.matrix.rows]
+        found = self._exchange(part.exchange, found)
+        return found if self._head.scale == 1.0 else found * self._head.scale
 
     def _action(self, stage: Stage, following: Stage | None) -> Action | None:
         match stage:
@@ -108,9 +120,16 @@ class StandardPath(nn.Module):
 
     def _embed(self, stage: Embed) -> Action:
         table = self._weights.embedding(stage)
+        first = self.program.shard.rank * stage.table.rows
 
         def run(values: Values) -> None:
-            values[stage.out] = F.embedding(values[TOKENS], table).to(self.dtype)
+            if stage.exchange == "none":
+                values[stage.out] = F.embedding(values[TOKENS], table).to(self.dtype)
+                return
+            tokens = values[TOKENS] - first
+            foreign = (tokens < 0) | (tokens >= stage.table.rows)
+            rows = F.embedding(tokens.masked_fill(foreign, 0), table).to(self.dtype)
+            values[stage.out] = self._exchange(stage.exchange, rows.masked_fill(foreign[:, None], 0))
 
         return run
 
@@ -140,6 +159,9 @@ class StandardPath(nn.Module):
         def run(values: Values) -> None:
             for joint in joints:
                 _split(joint, values, (exact_product if joint.exact else product)(joint.matrix, values[joint.x]))
+            for part in stage.parts:
+                if part.exchange != "none":
+                    values[part.out] = self._exchange(part.exchange, values[part.out])
 
         return run
 
@@ -235,7 +257,7 @@ class StandardPath(nn.Module):
         norm = None if stage.norm is None else self._weights.vector(stage.norm)
 
         def run(values: Values) -> None:
-            values[stage.out] = moe.combine(stage, norm, values[stage.x], values[stage.weights])
+            values[stage.out] = moe.combine(stage, norm, values[stage.x], values[stage.weights], self._exchange)
 
         return run
 
