@@ -17,6 +17,7 @@ from stepkernel.model.config import ConfigError
 from stepkernel.model.draft_checkpoint import DraftCheckpoint, draft_tensors
 from stepkernel.model.draft_config import DraftConfig
 from stepkernel.model.presets import preset
+from stepkernel.model.synthesize_draft import synthesize_draft
 
 ASSETS = Path(__file__).parents[2] / "assets"
 RAW = json.loads((ASSETS / "tiny-k3-dspark" / "config.json").read_text())
@@ -187,3 +188,19 @@ def test_truncated_file(tmp_path: Path) -> None:
             DraftCheckpoint.open(directory)
     with pytest.raises(CheckpointError, match="no such directory"):
         DraftCheckpoint.open(tmp_path / "nothing")
+
+
+def test_synthetic_drafts(tmp_path: Path) -> None:
+    """Valid for its target, the same bytes for the same seed, and nothing half written."""
+    target = preset("tiny-k3")
+    first = synthesize_draft(target, tmp_path / "a", seed=3, layers=2)
+    second = synthesize_draft(target, tmp_path / "b", seed=3, layers=2)
+    other = synthesize_draft(target, tmp_path / "c", seed=4, layers=2)
+    data = [(path / "model.safetensors").read_bytes() for path in (first, second, other)]
+    assert data[0] == data[1] != data[2]
+    DraftCheckpoint.open(first).config.check_target(target)
+    with pytest.raises(CheckpointError, match="already exists"):
+        synthesize_draft(target, first)
+    with pytest.raises(ConfigError, match="markov_rank found 5"):
+        synthesize_draft(target, tmp_path / "d", markov_rank=5)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"]

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from stepkernel.cli.bench_speculation import speculation
 from stepkernel.cli.common import (
     check_writable,
     integers,
@@ -34,9 +35,16 @@ def step(
     standard_steps: Annotated[int, typer.Option(help="Standard steps in each block.", min=1)] = 2,
     threads: Annotated[int | None, typer.Option(help="Default: all processors.")] = None,
     activation_bits: Annotated[int, typer.Option(help="Activations of MXFP4 experts: 15 or 8.")] = 15,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write everything to this file.")] = None,
+    draft: Annotated[str | None, typer.Option(help="A DSpark draft: time rounds of drafts behind the steps.")] = None,
+    num_speculative_tokens: Annotated[str, typer.Option(help="With --draft, numbers of drafts to time.")] = "1,3,7",
+    synthetic_acceptance_length: Annotated[
+        float | None, typer.Option(help="With --draft, accept by rate, so many tokens per round.")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the steps to this file.")] = None,
 ) -> None:
     """Time the prepared step: specialised and standard paired, floor, fraction of the read roof, path counts."""
+    if draft is None and synthetic_acceptance_length is not None:
+        raise ValueError("--synthetic-acceptance-length has no effect without --draft; add the draft or drop it")
     numpy_threads(threads)
     from stepkernel.cli.bench_table import print_timings
     from stepkernel.cli.loading import opening, progress_bar
@@ -62,3 +70,14 @@ def step(
     if json_file is not None:
         write_record(as_record(found), json_file)
         messages().print(f"written to {json_file}", style="dim")
+    if draft is not None:
+        speculation(
+            model,
+            draft,
+            num_speculative_tokens,
+            running_requests,
+            max(1, context),
+            synthetic_acceptance_length=synthetic_acceptance_length,
+            threads=threads,
+            activation_bits=activation_bits,
+        )

@@ -9,12 +9,14 @@ from stepkernel.cli import (
     bench,
     bench_decode,
     bench_serve,
+    bench_speculation,
     claim,
     compare,
     convert,
     demo,
     diff,
     doctor,
+    evaluate,
     explain,
     generate,
     report,
@@ -39,6 +41,9 @@ app.command("synthesize")(synthesize.synthesize)
 app.add_typer(bench.bench, name="bench")
 bench.bench.command("decode")(bench_decode.decode)
 bench.bench.command("serve")(bench_serve.bench_serve)
+bench.bench.command("speculation")(bench_speculation.speculation)
+bench.bench.command("acceptance")(bench_speculation.acceptance)
+app.add_typer(evaluate.evaluate, name="eval")
 app.command("import")(convert.convert)
 app.command("report")(report.report)
 app.command("compare")(compare.compare)

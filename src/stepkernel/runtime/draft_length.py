@@ -27,6 +27,7 @@ class DraftLength:
     def __init__(self, most: int, adaptive: bool = True) -> None:
         self.most = most
         self.adaptive = adaptive
+        self.held: int | None = None  # always so many drafts, for measuring
         self.rounds = [0] * (most + 1)
         self.stopped = 0
         self._last = (0.0, 0.0)
@@ -41,6 +42,8 @@ class DraftLength:
 
     def choose(self, requests: int) -> int:
         """Drafts per request of the next round of so many requests."""
+        if self.held is not None:
+            return self.held
         if not self.adaptive:
             return self.most
         for k in (0, self.most):

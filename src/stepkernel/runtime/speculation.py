@@ -1,6 +1,7 @@
 """Rounds of drafting and verification over the sequences of a session (spec 5.3, 5.4)."""
 
 import time
+from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from stepkernel.runtime.draft_length import DraftLength
 from stepkernel.runtime.sampling import RequestError, uniform
 from stepkernel.runtime.sequence import Sequence
 
+KEPT_ROUNDS = 10_000
 MakeDrafter = Callable[[int], Drafter]
 Verify = Callable[[StepInputs], StepOutputs]
 
@@ -43,6 +45,21 @@ class SpeculationOptions:
     @property
     def is_synthetic(self) -> bool:
         return self.method == "synthetic"
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round: drafts per request, its wall time and those of its two calls, accepted drafts of each request."""
+
+    drafts: int
+    seconds: float
+    draft_seconds: float
+    verify_seconds: float
+    accepted: tuple[int, ...]
+
+    @property
+    def tokens(self) -> int:
+        return len(self.accepted) + sum(self.accepted)
 
 
 @dataclass
@@ -90,6 +107,7 @@ class Speculator:
     lengths: DraftLength = field(init=False)
     counts: AcceptanceCounts = field(init=False)
     synthetic: tuple[float, ...] = ()
+    log: deque[Round] = field(default_factory=lambda: deque(maxlen=KEPT_ROUNDS))
     _drafters: dict[int, Drafter] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -116,8 +134,10 @@ class Speculator:
         started = time.perf_counter()
         drafts = self.lengths.choose(len(sequences))
         found = self._draft(sequences, drafts) if drafts else None
+        drafted = time.perf_counter()
         tokens = np.zeros((len(sequences), 0), np.int32) if found is None else found.tokens
         outputs = verify(verify_inputs(sequences, np.maximum(tokens, 0), self.page_tokens))
+        verified = time.perf_counter()
         judged = [self._judge(s, i, tokens[i].tolist(), found, outputs) for i, s in enumerate(sequences)]
         assert outputs.taps is not None  # the step was built with taps
         for i, (sequence, result) in enumerate(zip(sequences, judged, strict=True)):
@@ -128,7 +148,10 @@ class Speculator:
             self.take_in(sequence, outputs.taps[first : first + rows])
             if drafts:
                 self.counts.add(drafts, result.count)
-        self.lengths.record(len(sequences), drafts, time.perf_counter() - started, [r.count for r in judged])
+        accepted = tuple(r.count for r in judged)
+        taken = time.perf_counter() - started
+        self.log.append(Round(drafts, taken, drafted - started, verified - drafted, accepted))
+        self.lengths.record(len(sequences), drafts, taken, accepted)
         return [(tokens[i, : result.count].tolist(), result.token) for i, result in enumerate(judged)]
 
     def close(self) -> None:

@@ -1,0 +1,182 @@
+"""`stepkernel bench speculation` and `bench acceptance`: what drafts cost, and how often they are right."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from stepkernel.cli.common import (
+    assets,
+    check_writable,
+    integers,
+    model_directory,
+    notes,
+    numpy_threads,
+    one_line_errors,
+    results,
+)
+
+DRAFT = typer.Option(help="Directory of a DSpark draft, or tiny-k3-dspark.")
+
+
+@one_line_errors
+def speculation(
+    model: Annotated[str, typer.Argument(help="A model directory, or tiny-k3.")],
+    draft: Annotated[str, DRAFT],
+    num_speculative_tokens: Annotated[str, typer.Option(help="Numbers of drafts to time: 1,3,7.")] = "1,3,7",
+    running_requests: Annotated[str, typer.Option(help="Loads to time: 1,2,4,8.")] = "1,4",
+    context: Annotated[int, typer.Option(help="Tokens that each request already holds.", min=1)] = 16,
+    rounds: Annotated[int, typer.Option(help="Rounds in each of the two blocks.", min=1)] = 30,
+    synthetic_acceptance_length: Annotated[
+        float | None, typer.Option(help="Accept by rate, so many tokens per round.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="Default: all processors.")] = None,
+    activation_bits: Annotated[int, typer.Option(help="Activations of MXFP4 experts: 15 or 8.")] = 15,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write everything to this file.")] = None,
+) -> None:
+    """Time rounds of drafting and verification against plain decode of the same session."""
+    numpy_threads(threads)
+    from stepkernel.cli.speculating import NOTE, draft_directory
+    from stepkernel.measure.speculation import FORMULA, PROTOCOL, time_rounds
+    from stepkernel.runtime import provenance
+
+    loads = integers(running_requests, "--running-requests", low=1)
+    drafts = integers(num_speculative_tokens, "--num-speculative-tokens", low=1)
+    if json_file is not None:
+        check_writable(json_file, "--json")
+    directory = model_directory(model)
+    found = time_rounds(
+        directory,
+        draft_directory(draft),
+        loads,
+        drafts,
+        context,
+        rounds,
+        threads,
+        activation_bits,
+        synthetic_acceptance_length,
+        notes(),
+    )
+    natural = synthetic_acceptance_length is None
+    kind = "natural" if natural else f"SYNTHETIC, {synthetic_acceptance_length:g} tokens per round"
+    console = results()
+    used = threads or provenance.processors()
+    console.print(
+        f"[bold]{directory.resolve().name}[/]  rounds of drafts, {used} threads, context {context}; acceptance: {kind}",
+        soft_wrap=True,
+    )
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in (
+        "requests",
+        "drafts",
+        "plain ms",
+        "verify ms",
+        "ratio",
+        "draft ms",
+        "round ms",
+        "break-even",
+        "tokens",
+        "tokens/s",
+        "speed-up",
+    ):
+        table.add_column(heading, justify="right")
+    for t in found:
+        table.add_row(
+            str(t.running_requests),
+            str(t.drafts),
+            *(f"{ms:.3f}" for ms in (t.plain_ms, t.verify_ms)),
+            f"{t.verify_ratio:.2f}",
+            *(f"{ms:.3f}" for ms in (t.draft_ms, t.round_ms)),
+            *(f"{value:.2f}" for value in (t.break_even, t.tokens_per_round)),
+            f"{t.tokens_per_second:.0f}",
+            f"{t.speed_up:.2f}",
+        )
+    console.print(table)
+    for line in (PROTOCOL, FORMULA, "" if natural else NOTE):
+        if line:
+            console.print(f"[dim]{line}.[/]", soft_wrap=True)
+    if json_file is not None:
+        record = {
+            "kind": "speculation",
+            "model": directory.resolve().name,
+            "weights_hash": provenance.weights_hash(directory),
+            "draft_hash": provenance.weights_hash(draft_directory(draft)),
+            "machine": provenance.machine(),
+            "versions": provenance.versions(),
+            "commit": provenance.commit(),
+            "threads": used,
+            "context": context,
+            "acceptance": "natural" if natural else "synthetic",
+            "synthetic_acceptance_length": synthetic_acceptance_length,
+            "protocol": PROTOCOL,
+            "formula": FORMULA,
+            "results": [
+                {**asdict(t), "break_even": t.break_even, "speed_up": t.speed_up, "verify_ratio": t.verify_ratio}
+                for t in found
+            ],
+        }
+        json_file.write_text(json.dumps(record, indent=1) + "\n")
+
+
+@one_line_errors
+def acceptance(
+    model: Annotated[str, typer.Argument(help="A model directory, or tiny-k3.")],
+    draft: Annotated[str, DRAFT],
+    text: Annotated[
+        Path | None, typer.Option(help="Documents separated by empty lines. Default: the held-out text of tiny-k3.")
+    ] = None,
+    num_speculative_tokens: Annotated[str, typer.Option(help="Numbers of drafts: 1,3,7.")] = "1,2,3,4,5,6,7",
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens of each document that are the prompt.", min=1)] = 64,
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate behind each.", min=1)] = 96,
+    documents: Annotated[int, typer.Option(help="Documents to use.", min=1)] = 16,
+    threads: Annotated[int | None, typer.Option(help="Default: all processors.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Natural acceptance of a draft on text, greedy: tokens per verification, and by position."""
+    numpy_threads(threads)
+    from stepkernel.cli.speculating import draft_directory
+    from stepkernel.measure.speculation import natural_acceptance
+
+    drafts = integers(num_speculative_tokens, "--num-speculative-tokens", low=1)
+    source = assets() / "kjv-heldout.txt" if text is None else text
+    try:
+        content = source.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{source}: is not UTF-8 text ({error.reason} at byte {error.start})") from None
+    if not content.strip():
+        raise ValueError(f"{source}: holds no text")
+    found = natural_acceptance(
+        model_directory(model),
+        draft_directory(draft),
+        content,
+        drafts,
+        prompt_tokens,
+        max_tokens,
+        documents,
+        threads,
+        notes(),
+    )
+    if as_json:
+        print(json.dumps({"acceptance": "natural", "text": source.name, "results": [asdict(a) for a in found]}))
+        return
+    console = results()
+    console.print(
+        f"natural acceptance, greedy, {source.name}: {documents} documents, {prompt_tokens} prompt tokens, "
+        f"{max_tokens} generated",
+        soft_wrap=True,
+    )
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("drafts", "verifications", "tokens each", *(f">={i}" for i in range(1, max(drafts) + 1))):
+        table.add_column(heading, justify="right")
+    for a in found:
+        shares = [f"{share:.3f}" for share in a.at_least] + [""] * (max(drafts) - a.drafts)
+        table.add_row(str(a.drafts), str(a.verifications), f"{a.length:.2f}", *shares)
+    console.print(table)
+    console.print(
+        "[dim]tokens each = accepted drafts + 1 per verification; >=i = share of verifications that accepted at least "
+        "i drafts.[/]",
+        soft_wrap=True,
+    )
