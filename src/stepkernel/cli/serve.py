@@ -37,7 +37,7 @@ def serve(
     directory = _directory(model)
     arguments = ["vllm", "serve", directory, *_defaults(model, options), *options]
     with tempfile.TemporaryDirectory(prefix="stepkernel-metrics-") as metrics:
-        _set_environment(metrics, offline=Path(directory).is_dir())
+        _set_environment(metrics, offline=Path(directory).is_dir(), ranks=_ranks(options))
         _answer_version()
         messages().print(
             _how_to_call(_value(options, "--served-model-name") or _name(model), options), markup=False, soft_wrap=True
@@ -71,18 +71,24 @@ def _defaults(model: str, options: list[str]) -> list[str]:
     return found
 
 
-def _set_environment(metrics: str, offline: bool) -> None:
+def _ranks(options: list[str]) -> int:
+    """Tensor-parallel ranks; what is no number is vLLM's to refuse."""
+    given = _value(options, "--tensor-parallel-size") or _value(options, "-tp") or "1"
+    return int(given) if given.isdecimal() and int(given) > 0 else 1
+
+
+def _set_environment(metrics: str, offline: bool, ranks: int) -> None:
     """What vLLM's CPU engine reads from the environment; the user's own values win.
 
     Metrics of all processes meet in a directory, because the steps are counted where the model runs. Idle OpenMP
-    threads must sleep: spinning, they take the processors from the native step.
+    threads must sleep: spinning, they take the processors from the native step. Ranks share the processors.
     """
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     for name, value in (
         ("PROMETHEUS_MULTIPROC_DIR", metrics),
         ("VLLM_CPU_KVCACHE_SPACE", "4"),
         ("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
-        ("OMP_NUM_THREADS", str(processors)),
+        ("OMP_NUM_THREADS", str(max(1, processors // ranks))),
         ("OMP_WAIT_POLICY", "passive"),
         ("VLLM_NO_USAGE_STATS", "1"),
     ):
