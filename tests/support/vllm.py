@@ -72,10 +72,10 @@ class Engines:
         self._engine: Engine | None = None
 
     def get(self, model: str, backend: str = "latency_specialized", **options: Any) -> Engine:
-        key = (model, backend, repr(sorted(options.items())))
+        chosen = {**DEFAULTS, "additional_config": {"decode_backend": backend}, **options}
+        key = (model, repr(sorted(chosen.items())))
         if self._engine is None or key != self._key:
             self.end()
-            chosen = {**DEFAULTS, "additional_config": {"decode_backend": backend}, **options}
             self._engine = Engine(LLM(model=str(ASSETS / model), **chosen))
             self._key = key
         return self._engine
@@ -88,6 +88,16 @@ class Engines:
         self._engine = None
         gc.collect()
         cleanup_dist_env_and_memory()
+
+
+def counted(engine: Engine, prompts: list[list[int]]) -> dict[str, dict[str, int]]:
+    """Steps of a run of `prompts`."""
+    before = engine.steps()
+    engine.tokens(prompts)
+    return {
+        kind: {reason: n - before[kind].get(reason, 0) for reason, n in found.items() if n != before[kind].get(reason)}
+        for kind, found in engine.steps().items()
+    }
 
 
 def mismatches(engines: Engines, model: str, backend: str, dtype: str, margin: float, **options: Any) -> list[str]:

@@ -6,16 +6,28 @@ pytest.importorskip("vllm")
 
 from stepkernel.program.routing import Reason
 from support.golden import BF16, MODELS
-from support.vllm import TOKENS, Engines, mismatches
+from support.vllm import TOKENS, Engines, counted, mismatches
 
 pytestmark = pytest.mark.vllm
 BACKENDS = ("auto", "latency_specialized")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.quick
 @pytest.mark.parametrize("model", MODELS)
-def test_float32_is_golden(engines: Engines, model: str, backend: str) -> None:
-    assert mismatches(engines, model, backend, "float32", 0.0) == []
+def test_native_steps_are_golden(engines: Engines, model: str) -> None:
+    assert mismatches(engines, model, "latency_specialized", "float32", 0.0) == []
+    engine = engines.get(model)
+    assert counted(engine, [[1, 2, 3], [4, 5]]) == {
+        "specialized": {Reason.DECODE.value: TOKENS - 1},
+        "standard": {Reason.PREFILL.value: 1},
+    }
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_standard_path_is_golden(engines: Engines, model: str) -> None:
+    assert mismatches(engines, model, "auto", "float32", 0.0) == []
+    engine = engines.get(model, "auto")
+    assert counted(engine, [[1, 2, 3]]) == {"specialized": {}, "standard": {Reason.BACKEND.value: TOKENS}}
 
 
 @pytest.mark.slow
@@ -23,20 +35,3 @@ def test_float32_is_golden(engines: Engines, model: str, backend: str) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_bf16_is_golden_where_the_margin_is_clear(engines: Engines, model: str, backend: str) -> None:
     assert mismatches(engines, model, backend, "bfloat16", BF16[model].margin) == []
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_decode_steps_are_specialised(engines: Engines, model: str) -> None:
-    engine = engines.get(model, dtype="bfloat16")
-    before = engine.steps()
-    engine.tokens([[1, 2, 3], [4, 5]])
-    after = engine.steps()
-    assert after["specialized"][Reason.DECODE.value] - before["specialized"].get(Reason.DECODE.value, 0) == TOKENS - 1
-    assert sum(after["standard"].values()) - sum(before["standard"].values()) == 1
-
-
-def test_auto_never_specialises(engines: Engines) -> None:
-    engine = engines.get("tiny-k3", "auto")
-    engine.tokens([[1, 2, 3]])
-    assert engine.total("specialized") == 0
-    assert engine.total("standard", Reason.BACKEND) == TOKENS

@@ -1,5 +1,8 @@
 """64 mixed requests through vLLM: the tokens of the standard path and of the golden files, whatever meets in a step."""
 
+from collections.abc import Callable
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -44,15 +47,25 @@ def golden_faults(model: str, asked: list[Request], found: Outcome, margin: floa
     return faults
 
 
+@pytest.fixture(scope="module")
+def wanted(engines: Engines) -> Callable[[str], dict[int, list[int]]]:
+    """Tokens of each request by itself on the standard path of one rank."""
+
+    @cache
+    def of(model: str) -> dict[int, list[int]]:
+        return alone(engines.get(model, "auto", enable_prefix_caching=False), requests(model))
+
+    return of
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("model", MODELS)
-def test_float32(engines: Engines, model: str, ranks: int) -> None:
-    asked = requests(model)
-    wanted = alone(engines.get(model, "auto", enable_prefix_caching=False), asked)
+def test_float32(engines: Engines, wanted: Callable[[str], dict[int, list[int]]], model: str, ranks: int) -> None:
+    asked, tokens_alone = requests(model), wanted(model)
     found = run(engines.get(model, tensor_parallel_size=ranks, **ENGINE), asked)
     assert golden_faults(model, asked, found, 0.0) == []
-    different = {index: tokens for index, tokens in found.tokens.items() if tokens != wanted[index]}
+    different = {index: tokens for index, tokens in found.tokens.items() if tokens != tokens_alone[index]}
     assert different == {}
 
 

@@ -12,22 +12,15 @@ from stepkernel.model.presets import preset
 from stepkernel.model.synthesize import synthesize
 from stepkernel.program.routing import Reason
 from support.golden import MODELS
-from support.vllm import TOKENS, Engine, Engines, greedy, mismatches
+from support.vllm import TOKENS, Engines, counted, greedy, mismatches
 
 pytestmark = pytest.mark.vllm
 
 
-def counted(engine: Engine, prompts: list[list[int]]) -> dict[str, dict[str, int]]:
-    """Steps of a run of `prompts`."""
-    before = engine.steps()
-    engine.tokens(prompts)
-    return {
-        kind: {reason: n - before[kind].get(reason, 0) for reason, n in found.items() if n != before[kind].get(reason)}
-        for kind, found in engine.steps().items()
-    }
+QUICK = [pytest.param(MODELS[0], marks=pytest.mark.quick), pytest.param(MODELS[1], marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize("model", [MODELS[0], pytest.param(MODELS[1], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("model", QUICK)
 def test_two_ranks_are_golden_and_take_the_native_step(engines: Engines, model: str) -> None:
     assert mismatches(engines, model, "latency_specialized", "float32", 0.0, tensor_parallel_size=2) == []
     engine = engines.get(model, tensor_parallel_size=2)
@@ -45,8 +38,7 @@ def test_two_ranks_are_golden_and_take_the_native_step(engines: Engines, model: 
 def test_two_ranks_are_golden_on_the_standard_path(engines: Engines, model: str) -> None:
     assert mismatches(engines, model, "auto", "float32", 0.0, tensor_parallel_size=2) == []
     engine = engines.get(model, "auto", tensor_parallel_size=2)
-    assert engine.total("specialized") == 0
-    assert engine.total("standard", Reason.BACKEND) == TOKENS
+    assert counted(engine, [[1, 2, 3]]) == {"specialized": {}, "standard": {Reason.BACKEND.value: TOKENS}}
 
 
 @pytest.fixture(scope="module")

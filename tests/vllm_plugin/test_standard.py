@@ -16,7 +16,7 @@ from stepkernel.vllm_plugin.standard.products import BLOCK, PlainMatrix, linear,
 from stepkernel.vllm_plugin.standard.weights import PlainWeights
 from support.golden import ASSETS, MODELS
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.quick]
 
 
 @pytest.mark.parametrize("decay", [0.0, -0.05, -5.0, -60.0])

@@ -15,7 +15,7 @@ from stepkernel.cpu.failure import GroupError
 from stepkernel.vllm_plugin.ranks import thread_budget
 from stepkernel.vllm_plugin.watch import Watch
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.quick]
 
 # A rank that waits for process argv[1] in a collective that never returns.
 WAITING = """
