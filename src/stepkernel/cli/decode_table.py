@@ -6,7 +6,7 @@ from rich.table import Table
 from stepkernel.measure.decode import DecodeResult, Side
 from stepkernel.measure.record import DecodeRecord, Environment
 
-HEADINGS = ("requests", "side", "step ms", "p90", "runs' medians", "per token ms", "tokens/step", "samples")
+HEADINGS = ("requests", "side", "step ms", "p90", "ms/token", "tokens/step", "runs from to", "samples")
 
 
 def print_decode(record: DecodeRecord, console: Console) -> None:
@@ -62,10 +62,10 @@ def _row(result: DecodeResult, name: str, side: Side) -> list[str]:
         name,
         f"{side.step_ms:.3f}",
         "-" if side.p90_ms is None else f"{side.p90_ms:.3f}",
-        f"{' '.join(f'{run:.3f}' for run in side.runs)} ({100 * side.spread:.1f} %)",
         "-" if side.per_token_ms is None else f"{side.per_token_ms:.3f}",
         "-" if side.tokens_per_step is None else f"{side.tokens_per_step:.2f}",
-        f"{side.samples} of {side.gaps}",
+        f"{min(side.runs):.3f} {max(side.runs):.3f}",
+        str(side.samples),
     ]
 
 

@@ -12,7 +12,15 @@ FORMULA = (
     "output tokens) at its percentile; rates: tokens of requests that ended well / time from first sent to last "
     "chunk / chips"
 )
-TIMES = (("TTFT ms", "ttft_ms"), ("TPOT ms", "tpot_ms"), ("gap ms", "gap_ms"), ("latency ms", "latency_ms"))
+FIGURES = (
+    ("TTFT ms", "ttft_ms"),
+    ("TPOT ms", "tpot_ms"),
+    ("gap ms", "gap_ms"),
+    ("latency ms", "latency_ms"),
+    ("interactivity, tokens/s per user", "interactivity"),
+    ("end to end, tokens/s per user", "latency_interactivity"),
+)
+RATES = ("at a time", "done", "failed", "out/s", "in/s", "total/s", "tokens/chunk", "good/s")
 
 
 def print_serve(record: ServeRecord, console: Console) -> None:
@@ -24,7 +32,7 @@ def print_serve(record: ServeRecord, console: Console) -> None:
         f"{record.environment.hardware or 'machine not known'}",
         soft_wrap=True,
     )
-    console.print(_times(record.points))
+    console.print(_percentiles(record.points))
     console.print(_rates(record.points))
     if record.limits_ms:
         kept = ", ".join(f"{name} <= {limit:g} ms" for name, limit in record.limits_ms.items())
@@ -41,51 +49,32 @@ def print_serve(record: ServeRecord, console: Console) -> None:
         console.print(f"[dim]{line}.[/]", soft_wrap=True)
 
 
-def _times(points: tuple[ServePoint, ...]) -> Table:
+def _percentiles(points: tuple[ServePoint, ...]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("at a time", justify="right")
-    for heading, _ in TIMES:
-        table.add_column(f"{heading} P50 / P90 / P99", justify="right")
+    for heading in ("at a time", "figure", "P50", "P90", "P99"):
+        table.add_column(heading, justify="left" if heading == "figure" else "right")
     for point in points:
-        table.add_row(str(point.concurrency), *(_three(getattr(point, name)) for _, name in TIMES))
+        for index, (name, attribute) in enumerate(FIGURES):
+            found: Percentiles | None = getattr(point, attribute)
+            values = ("-",) * 3 if found is None else (f"{x:.4g}" for x in (found.p50, found.p90, found.p99))
+            table.add_row("" if index else str(point.concurrency), name, *values)
     return table
 
 
 def _rates(points: tuple[ServePoint, ...]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in (
-        "at a time",
-        "requests",
-        "failed",
-        "tokens/s/user P50 / P90 / P99",
-        "end to end P50 / P90 / P99",
-        "out/s/chip",
-        "in/s/chip",
-        "total/s/chip",
-        "tokens/chunk",
-        "good/s",
-    ):
+    for heading in RATES:
         table.add_column(heading, justify="right")
     for point in points:
         table.add_row(
             str(point.concurrency),
             str(point.requests),
             str(point.failed + point.cancelled),
-            _three(point.interactivity),
-            _three(point.latency_interactivity),
             *(_one(x) for x in (point.output_rate_per_chip, point.input_rate_per_chip, point.total_rate_per_chip)),
             _one(point.tokens_per_chunk, 2),
             _one(point.goodput, 2),
         )
     return table
-
-
-def _three(found: Percentiles | None) -> str:
-    return (
-        "-"
-        if found is None
-        else " / ".join(f"{x:.3g}" if x < 100 else f"{x:.0f}" for x in (found.p50, found.p90, found.p99))
-    )
 
 
 def _one(value: float | None, digits: int = 1) -> str:

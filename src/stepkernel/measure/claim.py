@@ -71,7 +71,7 @@ def _decode(record: DecodeRecord, running: int) -> str:
     side = result.measured
     if side is None:
         raise MeasureError(f"no claim can be made: {'; '.join(str(refusal) for refusal in result.refusals)}")
-    if record.protocol.acceptance == "none" and (side.tokens_per_step or 1.0) > COALESCED:
+    if record.protocol.acceptance == "none" and side.estimate == "gaps" and (side.tokens_per_step or 1.0) > COALESCED:
         raise MeasureError(
             f"no claim can be made: chunks carry {side.tokens_per_step:.2f} tokens, but the record says that there are "
             "no drafts; measure with --acceptance natural or synthetic:LENGTH, or turn off the joining of chunks"

@@ -134,6 +134,8 @@ class Simulator:
                 self.steps += 1
             # Zero still yields to the connections.
             await asyncio.sleep(max(deadline - time.perf_counter(), 0.0))
+            # A paused machine delays what follows; an engine does not make up for it.
+            deadline = max(deadline, time.perf_counter())
             for stream in self.running:
                 for _ in range(2 if bursting else 1):
                     self._emit(stream)

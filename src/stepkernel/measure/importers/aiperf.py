@@ -9,7 +9,7 @@ from typing import Any
 
 from stepkernel.measure.errors import MeasureError
 from stepkernel.measure.files import load_json
-from stepkernel.measure.importers.common import Given, Imported, number, trace_record, wanted, whole
+from stepkernel.measure.importers.common import Given, Imported, mapping, number, trace_record, wanted, whole
 from stepkernel.measure.trace import Request
 from stepkernel.measure.windows import occupancy
 
@@ -32,10 +32,10 @@ def from_aiperf(text: str, name: str, given: Given) -> list[Imported]:
         if line.strip():
             place = f"{name}, line {number_}"
             entry = load_json(line, place)
-            metadata = wanted(entry, "metadata", place)
+            metadata = mapping(wanted(entry, "metadata", place), place, "metadata")
             if metadata.get("benchmark_phase", PROFILING) == PROFILING:
                 entries.append((place, metadata, entry))
-                left |= set(entry.get("metrics") or ()) - set(UNITS)
+                left |= set(mapping(entry.get("metrics"), place, "metrics")) - set(UNITS)
     if not entries:
         raise MeasureError(f"{name}: holds no requests of the profiling phase")
     zero = min(number(wanted(m, "request_start_ns", place), place, "request_start_ns") for place, m, _ in entries)
@@ -58,10 +58,10 @@ def _request(place: str, metadata: Any, entry: Any, zero: float) -> Request:
     sent = (number(metadata["request_start_ns"], place, "request_start_ns") - zero) / 1e6
     ended = (number(wanted(metadata, "request_end_ns", place), place, "request_end_ns") - zero) / 1e6
     if metadata.get("was_cancelled") or entry.get("error"):
-        message = str((entry.get("error") or {}).get("message", "cancelled"))[:300]
+        message = str(mapping(entry.get("error"), place, "error").get("message", "cancelled"))[:300]
         status: Any = "cancelled" if metadata.get("was_cancelled") else "error"
         return Request(sent, None, None, max(ended, sent), status=status, error=message)
-    metrics = wanted(entry, "metrics", place)
+    metrics = mapping(wanted(entry, "metrics", place), place, "metrics")
     if "time_to_first_token" not in metrics:
         raise MeasureError(
             f"{place}: no time_to_first_token: the request was not streamed, so there are no token times"
@@ -92,7 +92,7 @@ def _request(place: str, metadata: Any, entry: Any, zero: float) -> Request:
 
 
 def _value(metrics: Any, key: str, place: str) -> Any:
-    entry = wanted(metrics, key, place, "metrics")
+    entry = mapping(wanted(metrics, key, place, "metrics"), place, key)
     if entry.get("unit") != UNITS[key]:
         raise MeasureError(f"{place}: {key} is in {entry.get('unit')!r}; expected {UNITS[key]}")
     return wanted(entry, "value", place, key)

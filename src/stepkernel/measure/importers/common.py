@@ -55,6 +55,15 @@ def whole(value: Any, name: str, place: str) -> int:
     return int(found)
 
 
+def mapping(value: Any, name: str, place: str) -> dict[str, Any]:
+    """An object; nothing (null) is an empty one."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise MeasureError(f"{name}: {place} is {value!r:.80}; expected an object")
+    return value
+
+
 def wanted(content: Any, key: str, name: str, place: str = "") -> Any:
     """A field that must be there."""
     if not isinstance(content, Mapping) or key not in content:

@@ -9,7 +9,7 @@ from typing import Any
 
 from stepkernel.measure.errors import MeasureError
 from stepkernel.measure.files import load_json
-from stepkernel.measure.importers.common import Given, Imported, number, trace_record, wanted, whole
+from stepkernel.measure.importers.common import Given, Imported, mapping, number, trace_record, wanted, whole
 from stepkernel.measure.trace import Request, Status
 
 STATUS: dict[str, Status] = {"successful": "ok", "errored": "error", "incomplete": "cancelled"}
@@ -26,7 +26,7 @@ def from_guidellm(text: str, name: str, given: Given) -> list[Imported]:
         (_streams(benchmark, f"{name}, benchmark {index}"), list(_requests(benchmark, f"{name}, benchmark {index}")))
         for index, benchmark in enumerate(benchmarks)
     ]
-    version = (found.get("metadata") or {}).get("guidellm_version")
+    version = mapping(found.get("metadata"), name, "metadata").get("guidellm_version")
     record = trace_record(
         "guidellm",
         name,
@@ -41,7 +41,8 @@ def from_guidellm(text: str, name: str, given: Given) -> list[Imported]:
 
 
 def _model(found: Any) -> str:
-    for place in (found.get("args"), found):
+    config = found.get("config") or {}
+    for place in (config.get("spec") if isinstance(config, dict) else None, found.get("args")):
         backend = place.get("backend") if isinstance(place, dict) else None
         if isinstance(backend, dict) and backend.get("model"):
             return str(backend["model"])
@@ -53,7 +54,7 @@ def _model(found: Any) -> str:
 def _streams(benchmark: Any, place: str) -> int:
     """The concurrency of a synchronous or concurrent benchmark."""
     config = wanted(benchmark, "config", place)
-    strategy = wanted(config, "strategy", place, "config")
+    strategy = mapping(wanted(config, "strategy", place, "config"), place, "strategy")
     kind = strategy.get("kind") or strategy.get("type_")
     if kind == "synchronous":
         return 1
@@ -65,8 +66,11 @@ def _streams(benchmark: Any, place: str) -> int:
 
 
 def _requests(benchmark: Any, place: str) -> Iterator[Request]:
-    groups = wanted(benchmark, "requests", place)
-    entries = [(STATUS[key], entry) for key in STATUS for entry in groups.get(key) or ()]
+    groups = mapping(wanted(benchmark, "requests", place), place, "requests")
+    for key in STATUS:
+        if not isinstance(groups.get(key), list | None):
+            raise MeasureError(f"{place}: requests.{key} is no list")
+    entries = [(STATUS[key], mapping(entry, place, key)) for key in STATUS for entry in groups.get(key) or ()]
     if not entries:
         raise MeasureError(f"{place}: holds no requests; was the report written without them?")
     zero = min(number(_start(entry, place), place, "request_start_time") for _, entry in entries)
@@ -76,7 +80,8 @@ def _requests(benchmark: Any, place: str) -> Iterator[Request]:
 
 def _request(status: Status, entry: Any, zero: float, place: str) -> Request:
     sent = 1e3 * (_start(entry, place) - zero)
-    timings = (entry.get("info") or {}).get("timings") or {}
+    info = mapping(entry.get("info"), place, "info")
+    timings = mapping(info.get("timings"), place, "timings")
     first, last = (timings.get(key) for key in ("first_token_iteration", "last_token_iteration"))
     ended = 1e3 * (number(wanted(entry, "request_end_time", place), place, "request_end_time") - zero)
     if status == "ok" and (first is None or last is None):
@@ -90,7 +95,7 @@ def _request(status: Status, entry: Any, zero: float, place: str) -> Request:
         None if prompt is None else whole(prompt, place, "prompt_tokens"),
         None if tokens is None else whole(tokens, place, "output_tokens"),
         status=status,
-        error=str((entry.get("info") or {}).get("error") or "")[:300],
+        error=str(info.get("error") or "")[:300],
     )
 
 

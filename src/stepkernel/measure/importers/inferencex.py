@@ -9,7 +9,7 @@ from typing import Any
 
 from stepkernel.measure.errors import MeasureError
 from stepkernel.measure.files import load_json
-from stepkernel.measure.importers.common import Given, Imported, aggregate_record, number, wanted, whole
+from stepkernel.measure.importers.common import Given, Imported, aggregate_record, mapping, number, wanted, whole
 from stepkernel.measure.record import Acceptance, AggregateRow, Environment
 
 NAMES = {"ttft": "ttft", "tpot": "tpot", "itl": "gap", "e2el": "latency"}
@@ -40,8 +40,9 @@ def from_inferencex(text: str, name: str, given: Given) -> list[Imported]:
 
 
 def _row(row: Any, place: str) -> tuple[tuple[Any, ...], tuple[AggregateRow, set[str]]]:
-    figures_in = {**row, **row["metrics"]} if isinstance(row, dict) and isinstance(row.get("metrics"), dict) else row
-    hardware = row.get("hw") or row.get("hardware") if isinstance(row, dict) else None
+    row = mapping(row, place, "a row")
+    figures_in = {**row, **mapping(row.get("metrics"), place, "metrics")}
+    hardware = row.get("hw") or row.get("hardware")
     if not hardware:
         raise MeasureError(f"{place}: hw (or hardware) is missing; is this a row of InferenceX?")
     concurrency = whole(wanted(row, "conc", place), place, "conc")

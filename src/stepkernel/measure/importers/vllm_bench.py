@@ -15,6 +15,7 @@ from stepkernel.measure.importers.common import (
     Imported,
     aggregate_record,
     given_environment,
+    mapping,
     number,
     trace_record,
     wanted,
@@ -25,11 +26,12 @@ from stepkernel.measure.trace import Request
 
 RAW = ("input_lens", "output_lens", "ttfts", "itls", "start_times", "errors")
 NAMES = {"ttft": "ttft", "tpot": "tpot", "itl": "gap", "e2el": "latency"}
+RATES = {"output_throughput": "output_rate_per_chip", "total_token_throughput": "total_rate_per_chip"}
 FORMULA = "TTFT, TPOT as ours; gap = its ITL, pooled gaps between chunks; latency = its E2EL; rates / chips given"
 
 
 def from_vllm_bench(text: str, name: str, given: Given) -> list[Imported]:
-    found = load_json(text, name)
+    found = mapping(load_json(text, name), name, "the file")
     model = str(wanted(found, "model_id", name))
     wanted(found, "total_token_throughput", name)
     concurrency = _concurrency(found, name)
@@ -52,8 +54,11 @@ def from_vllm_bench(text: str, name: str, given: Given) -> list[Imported]:
             figures[f"{NAMES[metric]}_{quantile}_ms"] = number(value, name, key)
         elif key.endswith("_ms"):
             left.append(key)
-    rates = {"output_rate_per_chip": found["output_throughput"], "total_rate_per_chip": found["total_token_throughput"]}
-    figures |= {key: number(value, name, key) / given.chips for key, value in rates.items()}
+    for key, figure in (
+        ("output_throughput", "output_rate_per_chip"),
+        ("total_token_throughput", "total_rate_per_chip"),
+    ):
+        figures[figure] = number(wanted(found, key, name), name, key) / given.chips
     figures["input_rate_per_chip"] = figures["total_rate_per_chip"] - figures["output_rate_per_chip"]
     environment = given_environment(model, given, {})
     row = AggregateRow(concurrency, figures)
