@@ -54,10 +54,7 @@ def from_vllm_bench(text: str, name: str, given: Given) -> list[Imported]:
             figures[f"{NAMES[metric]}_{quantile}_ms"] = number(value, name, key)
         elif key.endswith("_ms"):
             left.append(key)
-    for key, figure in (
-        ("output_throughput", "output_rate_per_chip"),
-        ("total_token_throughput", "total_rate_per_chip"),
-    ):
+    for key, figure in RATES.items():
         figures[figure] = number(wanted(found, key, name), name, key) / given.chips
     figures["input_rate_per_chip"] = figures["total_rate_per_chip"] - figures["output_rate_per_chip"]
     environment = given_environment(model, given, {})

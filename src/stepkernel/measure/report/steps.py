@@ -33,7 +33,8 @@ def step_picture(group: Group, records: Sequence[Named], slug: str) -> Picture |
         axes.set_xlabel("running requests")
         axes.set_ylabel("step time (ms)")
         axes.set_xscale("log", base=2)
-        ticks = sorted({load for _, loads, _, _ in lines for load in loads})
+        drawn = [loads for _, loads, _, _ in lines] + [loads for _, loads, _ in floors]
+        ticks = sorted({load for loads in drawn for load in loads})
         axes.set_xticks(ticks, [str(tick) for tick in ticks])
         axes.set_ylim(bottom=0)
 

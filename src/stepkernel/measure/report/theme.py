@@ -12,8 +12,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 WIDTH, HEIGHT, DPI = 8.0, 4.6, 130
-# Okabe and Ito's colours, told apart by people who see colours differently; black is replaced by the theme's text.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
 @dataclass(frozen=True)
@@ -22,9 +20,15 @@ class Theme:
     background: str
     text: str
     grid: str
+    colours: tuple[str, ...]
 
 
-THEMES = (Theme("light", "#ffffff", "#1b1b1b", "#d9d9d9"), Theme("dark", "#16181d", "#e8e8e8", "#3a3d45"))
+# Okabe and Ito's colours, told apart by people who see colours differently, in an order that stands out from each
+# background; black is left to the text.
+THEMES = (
+    Theme("light", "#ffffff", "#1b1b1b", "#d9d9d9", ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")),
+    Theme("dark", "#16181d", "#e8e8e8", "#3a3d45", ("#56B4E9", "#E69F00", "#2FC79F", "#E39CC4", "#F0E442", "#FF7F3F")),
+)
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ def _one(fill: Callable[[Axes, Theme], None], theme: Theme) -> bytes:
         "axes.axisbelow": True,
         "axes.spines.top": False,
         "axes.spines.right": False,
-        "axes.prop_cycle": cycler(color=COLOURS),
+        "axes.prop_cycle": cycler(color=theme.colours),
         "legend.frameon": False,
         "font.size": 10,
     }
