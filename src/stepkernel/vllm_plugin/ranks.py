@@ -107,8 +107,12 @@ class Ranks:
     def gather(self, part: Tensor) -> Tensor:
         """Parts of all ranks [ranks, rows, width] through vLLM's communicator, with a bounded wait."""
         assert self._watch is not None
-        with self._watch.waiting("the standard path"):
-            found: Tensor = get_tp_group().device_communicator.all_gather(part, 0)
+        try:
+            with self._watch.waiting("the standard path"):
+                found: Tensor = get_tp_group().device_communicator.all_gather(part, 0)
+        except GroupError:
+            self.end()
+            raise
         return found.view(self.shard.size, *part.shape)
 
     def _mourn(self, rank: int) -> None:
