@@ -8,7 +8,7 @@ VLLM_VENV  := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/installed.stamp
 PORT ?= 8000
 
-.PHONY: demo serve test test-vllm check-full check-full-vllm lint clean
+.PHONY: demo serve test test-vllm-quick test-vllm check-full check-full-vllm lint clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("stepkernel needs Python 3.11 or newer, found " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
@@ -37,11 +37,16 @@ lint: $(STAMP)
 
 test: lint
 	$(BIN)/python -m pytest -m 'not slow'
+	$(MAKE) --no-print-directory test-vllm-quick
 
 check-full: lint
 	$(BIN)/python -m pytest
+	$(MAKE) --no-print-directory check-full-vllm
 
 # Through vLLM, in its environment; the CPU kernels are compiled for its version of Numba on the way.
+test-vllm-quick: $(VLLM_STAMP)
+	$(VLLM_VENV)/bin/python -m pytest -m 'vllm and quick and not slow' tests/vllm_plugin
+
 test-vllm: $(VLLM_STAMP)
 	$(VLLM_VENV)/bin/python -m pytest -m 'vllm and not slow' tests/vllm_plugin
 
