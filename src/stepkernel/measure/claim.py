@@ -77,9 +77,10 @@ def _decode(record: DecodeRecord, running: int) -> str:
             "no drafts; measure with --acceptance natural or synthetic:LENGTH, or turn off the joining of chunks"
         )
     what = "median step" if side.estimate == "gaps" else "mean step of the median request"
+    decode = "request decodes" if running == 1 else "requests decode"
     text = (
-        f"{what} {side.step_ms:.3g} ms (gaps between chunks while exactly {running} requests decode and none "
-        f"prefills, {len(side.runs)} runs of medians {min(side.runs):.3g} to {max(side.runs):.3g} ms)"
+        f"{what} {side.step_ms:.3g} ms (gaps between chunks while exactly {running} {decode} and none prefills, "
+        f"{len(side.runs)} runs of medians {min(side.runs):.3g} to {max(side.runs):.3g} ms)"
     )
     if side.tokens_per_step is not None and side.tokens_per_step > COALESCED and side.per_token_ms is not None:
         text += f", {side.tokens_per_step:.2f} tokens per step, so {side.per_token_ms:.3g} ms per token"

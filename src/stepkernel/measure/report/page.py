@@ -31,6 +31,7 @@ def build_report(records: list[Named], tiers: Sequence[Tier], reference: bool = 
     pictures: list[Picture] = []
     for index, group in enumerate(found, 1):
         pictures += _pictures(group, records, tiers, f"{index:02d}")
+    said = [_claims(named) for named in records]
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(
         files("stepkernel.measure.report").joinpath("page.html.j2").read_text()
     )
@@ -39,8 +40,8 @@ def build_report(records: list[Named], tiers: Sequence[Tier], reference: bool = 
         themes=THEMES,
         speedups=[row for named in records for row in _speedups(named)],
         apart=kept_apart(found),
-        refusals=[line for named in records for line in _refusals(named)],
-        claims=[line for named in records for line in _claims(named)],
+        refusals=[line for _, refused in said for line in refused],
+        claims=[line for claimed, _ in said for line in claimed],
         records=[(named.name, _facts(named.record)) for named in records],
         reference=published() if reference else None,
     )
@@ -101,28 +102,22 @@ def _speedups(named: Named) -> list[list[str]]:
     return rows
 
 
-def _refusals(named: Named) -> list[str]:
-    if not isinstance(named.record, DecodeRecord):
-        return []
-    return [f"{named.name}: {refusal}" for result in named.record.results for refusal in result.refusals]
-
-
-def _claims(named: Named) -> list[str]:
-    """One sentence for each load that can be claimed."""
+def _claims(named: Named) -> tuple[list[str], list[str]]:
+    """One sentence for each load that can be claimed, and one for each that cannot."""
     record = named.record
     if record.kind == "aggregate":
-        return []
+        return [], []
     if record.kind == "serve":
         loads = [point.concurrency for point in record.points]
     else:
         loads = [result.running_requests for result in record.results]
-    found = []
+    claimed, refused = [], []
     for load in loads:
         try:
-            found.append(claim(record, load))
+            claimed.append(claim(record, load))
         except MeasureError as error:
-            found.append(f"{named.name}, {load} requests: {error}")
-    return list(dict.fromkeys(found))
+            refused.append(f"{named.name}, {load} requests: {error}")
+    return claimed, refused
 
 
 def _facts(record: Record) -> list[tuple[str, str]]:
