@@ -30,8 +30,8 @@ class Settings:
 LOCAL = ("cloze", "mrcr_v2")
 FORMULA = (
     "score = mean over answers; truncated = no right answer before the token limit, counted apart from wrong; "
-    "difference = score - baseline over the same questions, 95 % bootstrap interval over questions, McNemar's exact test "
-    "(a permutation test where scores are not 0 or 1)"
+    "difference = score - baseline over the same questions, with a 95 % bootstrap interval over questions and "
+    "McNemar's exact test, or a permutation test where scores are not 0 or 1"
 )
 
 

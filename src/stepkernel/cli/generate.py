@@ -31,6 +31,9 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the generation; repeatable.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after end tokens.")] = False,
     threads: Annotated[int | None, typer.Option(help="Default: all processors.")] = None,
+    batch_invariant: Annotated[
+        bool, typer.Option("--batch-invariant", help="Prompts one token at a time too: no bit depends on the route.")
+    ] = False,
     activation_bits: Annotated[int, typer.Option(help="Activations of MXFP4 experts: 15 or 8.")] = 15,
     draft: Annotated[str | None, typer.Option(help="Directory of a DSpark draft, or tiny-k3-dspark.")] = None,
     num_speculative_tokens: Annotated[
@@ -53,6 +56,7 @@ def generate(
     from stepkernel.cli.loading import opening, progress_bar
     from stepkernel.model.config import ModelConfig
     from stepkernel.runtime.engine import EngineOptions
+    from stepkernel.runtime.invariant import BatchInvariantSession
     from stepkernel.runtime.sampling import Sampling
     from stepkernel.runtime.sequence import StopRules, check_prompt
     from stepkernel.runtime.session import Session
@@ -83,7 +87,7 @@ def generate(
     console = messages()
     started = time.perf_counter()
     with progress_bar(console, *opening(console, options.backend)) as report:
-        session = Session.open(
+        session = (BatchInvariantSession if batch_invariant else Session).open(
             directory,
             options.backend,
             threads,
@@ -123,6 +127,8 @@ def generate(
     else:
         print()
         _report(console, timings, routes, len(result.token_ids), result.finish_reason)
+        if batch_invariant:
+            _report_invariance(console, session, len(result.prompt_token_ids))
         if session.speculator is not None:
             for line in speculating.lines(session.speculator):
                 console.print(line, style="dim", soft_wrap=True)
@@ -165,6 +171,17 @@ def _report(console: Any, timings: dict[str, Any], routes: dict[str, Any], token
         f"{tokens} tokens, ended by {reason}. opened in {timings['open_s']:.1f} s, first token after "
         f"{timings['first_token_s']:.2f} s, decode step {timings['decode_step_ms_median']:.2f} ms (median of "
         f"{timings['decode_steps']}, one request, executor only)\nsteps by path: {taken}",
+        style="dim",
+        soft_wrap=True,
+    )
+
+
+def _report_invariance(console: Any, session: Any, prompt: int) -> None:
+    """What the prompt cost; `eval invariance` measures the same next to chunks."""
+    taken = [1e3 * step.seconds for step in list(session.engine.times)[: prompt - 1]]
+    each = f", {statistics.fmean(taken):.2f} ms each" if taken else ""
+    console.print(
+        f"batch-invariant: {prompt - 1} prompt tokens one at a time took {sum(taken):.1f} ms{each}",
         style="dim",
         soft_wrap=True,
     )
