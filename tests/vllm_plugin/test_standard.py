@@ -12,7 +12,7 @@ from stepkernel.program.builder import build_program
 from stepkernel.program.stages import Absorb, Embed, ExpertsDown, ExpertsUp, Linear, ValueGate
 from stepkernel.vllm_plugin.standard.delta_rule import scan, token_step
 from stepkernel.vllm_plugin.standard.packed import PackedWeights
-from stepkernel.vllm_plugin.standard.products import BLOCK, PlainMatrix, linear, product
+from stepkernel.vllm_plugin.standard.products import BLOCK, Matrix, PlainMatrix, linear, product
 from stepkernel.vllm_plugin.standard.weights import PlainWeights
 from support.golden import ASSETS, MODELS
 
@@ -69,19 +69,24 @@ def test_packed_weights_are_the_plain_ones(model: str, dtype: torch.dtype) -> No
                 assert isinstance(down, ExpertsDown)
                 ours, theirs = packed.experts(stage, down), plain.experts(stage, down)
                 for expert in range(stage.experts):
-                    for found, wanted in zip(ours(expert), theirs(expert), strict=True):
-                        assert torch.equal(found, wanted)
+                    for is_down in (False, True):
+                        pair = [whole(layer.matrix(expert, is_down)) for layer in (ours, theirs)]
+                        assert torch.equal(*pair)
             case Linear():
                 for found, wanted in zip(rows_of(packed.joints(stage)), rows_of(plain.joints(stage)), strict=True):
                     assert found[0] == wanted[0]
                     assert torch.equal(found[1], wanted[1])
 
 
+def whole(matrix: Matrix) -> torch.Tensor:
+    return torch.cat([rows.clone() for _, rows in matrix.blocks()])
+
+
 def rows_of(joints: list) -> list:
     """The matrix of every part, by name."""
     found = []
     for joint in joints:
-        whole = torch.cat([rows.clone() for _, rows in joint.matrix.blocks()])
+        matrix = whole(joint.matrix)
         for part, start in zip(joint.parts, joint.starts, strict=True):
-            found.append((part.matrix.name, whole[start : start + part.matrix.rows]))
+            found.append((part.matrix.name, matrix[start : start + part.matrix.rows]))
     return sorted(found, key=lambda pair: pair[0])

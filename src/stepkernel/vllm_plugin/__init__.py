@@ -1,5 +1,7 @@
 """StepKernel inside vLLM: `register` is the entry point that every vLLM process calls, some more than once."""
 
+import os
+
 ARCHITECTURES = ("KimiK3ForConditionalGeneration", "KimiLinearForCausalLM")
 
 
@@ -16,6 +18,8 @@ def register() -> None:
     from stepkernel.vllm_plugin.configure import Configuration
 
     tame_llvmlite()
+    # vLLM chooses breakable CUDA graphs for these architectures by name, on CPUs as well, and then compiles nothing.
+    os.environ.setdefault("VLLM_USE_BREAKABLE_CUDAGRAPH", "0")
 
     for architecture in ARCHITECTURES:
         # By name: the class, and with it torch code, is imported only where such a model is served.

@@ -13,6 +13,7 @@ class StateBatch:
     slots     int32 [requests, columns] on the CPU: one column, or one state for every query of a verification
     fresh     requests without history: what lies in their slot is another's
     accepted  1 .. columns: the state a verification starts from (spec 5.5)
+    columns   int64 [requests, columns] of the engine's table that `slots` were taken from; None: all of them
     """
 
     starts: list[int]
@@ -20,6 +21,7 @@ class StateBatch:
     fresh: list[bool]
     accepted: list[int]
     verifies: list[bool]
+    columns: Tensor | None = None
 
     @property
     def requests(self) -> int:

@@ -10,6 +10,8 @@ from stepkernel.vllm_plugin.options import Options
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
 
+CPU_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
+
 
 class Configuration(VerifyAndUpdateConfig):
     """Runs in the process that parses the command line, before any weight is read or any process started."""
@@ -26,4 +28,8 @@ class Configuration(VerifyAndUpdateConfig):
 
     @staticmethod
     def verify_and_update_config(vllm_config: "VllmConfig") -> None:
-        check_deployment(vllm_config, Options.parse(vllm_config.additional_config))
+        options = Options.parse(vllm_config.additional_config)
+        check_deployment(vllm_config, options)
+        parallel = vllm_config.parallel_config
+        if options.specialises and parallel.worker_cls in ("auto", CPU_WORKER):
+            parallel.worker_cls = "stepkernel.vllm_plugin.worker.StepWorker"

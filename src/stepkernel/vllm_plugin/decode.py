@@ -23,10 +23,16 @@ from stepkernel.vllm_plugin.ranks import Ranks
 
 @dataclass(frozen=True)
 class DecodeOutputs:
-    """Valid until the next step: normalised hidden rows in the dtype of the model, float32 logits [rows, vocab]."""
+    """Valid until the next step.
+
+    hidden  normalised rows in the dtype of the model
+    logits  float32 [rows, vocab]
+    tokens  int32 [rows]: the largest logit, -1 where a row holds a NaN
+    """
 
     hidden: Tensor
     logits: Tensor
+    tokens: Tensor
 
 
 class SpecialisedDecode:
@@ -64,7 +70,7 @@ class SpecialisedDecode:
         outputs = executor.run(_inputs(token_ids, pages, states, executor.caches.page_tokens))
         rows = len(outputs.logits)
         hidden = torch.from_numpy(executor.buffers["hidden"][:rows]).to(self._dtype)
-        return DecodeOutputs(hidden, torch.from_numpy(outputs.logits))
+        return DecodeOutputs(hidden, torch.from_numpy(outputs.logits), torch.from_numpy(outputs.tokens.copy()))
 
     def close(self) -> None:
         if self._executor is not None:

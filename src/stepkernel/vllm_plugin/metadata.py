@@ -1,12 +1,12 @@
 """vLLM's backends and metadata builders for the two kinds of layer; they only translate."""
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from vllm.config import VllmConfig
 from vllm.v1.attention.backend import AttentionBackend, AttentionMetadataBuilder, CommonAttentionMetadata, MultipleOf
 from vllm.v1.attention.backends.gdn_attn import GDNAttentionBackend, GDNAttentionMetadataBuilder
-from vllm.v1.attention.backends.utils import mamba_get_block_table_tensor
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec, MLAAttentionSpec
 
 from stepkernel.vllm_plugin.batch import PageBatch, StateBatch
@@ -71,8 +71,11 @@ class LatentBackend(AttentionBackend):
 class StateBuilder(GDNAttentionMetadataBuilder):
     """States of a group of KDA layers.
 
-    Of GDN's builder only the type matters: vLLM's runner hands accepted counts and drafts to its subclasses alone.
+    Of GDN's builder only the type matters: vLLM's runner hands accepted counts and drafts to its subclasses alone. The
+    runner builds a step's metadata once and exchanges the slots for each further group.
     """
+
+    supports_update_block_table = True
 
     def __init__(
         self, kv_cache_spec: KVCacheSpec, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
@@ -89,21 +92,38 @@ class StateBuilder(GDNAttentionMetadataBuilder):
         fast_build: bool = False,
     ) -> StateBatch:
         m = common_attn_metadata
-        slots = mamba_get_block_table_tensor(
-            m.block_table_tensor, m.seq_lens, self.kv_cache_spec, self.vllm_config.cache_config.mamba_cache_mode
-        )
         starts, lengths = m.query_start_loc_cpu.tolist(), m.seq_lens.tolist()
         requests = len(starts) - 1
         verifies = [False] * requests
         if num_decode_draft_tokens_cpu is not None:
             verifies = (num_decode_draft_tokens_cpu >= 0).tolist()
+        columns = self._columns(m.seq_lens)
         return StateBatch(
             starts=starts,
-            slots=slots,
+            slots=_slots(m.block_table_tensor, columns),
             fresh=[lengths[r] == starts[r + 1] - starts[r] for r in range(requests)],
             accepted=[1] * requests if num_accepted_tokens is None else num_accepted_tokens.tolist(),
             verifies=verifies,
+            columns=columns,
         )
+
+    def update_block_table(
+        self, metadata: StateBatch, blk_table: torch.Tensor, slot_mapping: torch.Tensor
+    ) -> StateBatch:
+        """Another group of layers in the same step: only its slots differ."""
+        return replace(metadata, slots=_slots(blk_table, metadata.columns))
+
+    def _columns(self, lengths: torch.Tensor) -> torch.Tensor | None:
+        """With prefix caching ("align") a request has a state for each of its blocks; the last ones are in use."""
+        if self.vllm_config.cache_config.mamba_cache_mode == "none":
+            return None
+        spec = self.kv_cache_spec
+        last = (lengths.long() - 1).clamp_(min=0) // spec.block_size
+        return last[:, None] + torch.arange(1 + spec.num_speculative_blocks)
+
+
+def _slots(table: torch.Tensor, columns: torch.Tensor | None) -> torch.Tensor:
+    return table if columns is None else table.gather(1, columns)
 
 
 class StateBackend(GDNAttentionBackend):

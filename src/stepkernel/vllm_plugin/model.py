@@ -4,11 +4,11 @@ import time
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from vllm.config import VllmConfig
+from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.mamba.mamba_utils import MambaStateCopyFuncCalculator
 from vllm.model_executor.models.interfaces import HasInnerState, IsHybrid
 
@@ -25,8 +25,13 @@ from stepkernel.vllm_plugin.counters import StepCounters
 from stepkernel.vllm_plugin.layers import Dtypes, KdaLayer, MlaLayer, Shapes, state_shapes
 from stepkernel.vllm_plugin.options import Options
 from stepkernel.vllm_plugin.ranks import Ranks
+from stepkernel.vllm_plugin.standard.compiled import CompiledPath, compiles
+from stepkernel.vllm_plugin.standard.opaque import TABLE, Cores
 from stepkernel.vllm_plugin.standard.path import StandardPath
 from stepkernel.vllm_plugin.standard.weights import PlainWeights, StandardWeights
+
+if TYPE_CHECKING:
+    from stepkernel.vllm_plugin.decode import DecodeOutputs
 
 
 class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
@@ -47,17 +52,33 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
         self.counters = StepCounters(exported=self.ranks.shard.rank == 0)
         self.standard: StandardPath | None = None
         self.decode: Any = None
-        self._ready: Tensor | None = None
+        self._ready: DecodeOutputs | None = None
+        self._given: DecodeOutputs | None = None
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Reads the checkpoint itself, memory-mapped and checked; vLLM's iterator is left alone."""
         source = self.checkpoint.weights(self.ranks.shard)
+        graph = compiles(self.vllm_config)
         chosen: StandardWeights = (
-            self._prepare_decode(source) if self.options.specialises else PlainWeights(self.program, source, self.dtype)
+            self._prepare_decode(source)
+            if self.options.specialises
+            else PlainWeights(self.program, source, self.dtype, fused=graph)
         )
-        self.standard = StandardPath(
-            self.program, chosen, self.dtype, self.kda_layers, self.mla_layers, self.ranks.exchange
-        )
+        parts: dict[str, Any] = {
+            "program": self.program,
+            "weights": chosen,
+            "dtype": self.dtype,
+            "kda_layers": self.kda_layers,
+            "mla_layers": self.mla_layers,
+            "exchange": self.ranks.exchange,
+        }
+        if not graph:
+            self.standard = StandardPath(**parts)
+            return
+        cores = Cores()
+        self.vllm_config.compilation_config.static_forward_context[TABLE] = cores
+        with set_current_vllm_config(self.vllm_config):
+            self.standard = CompiledPath(**parts, cores=cores)
 
     def _prepare_decode(self, source: Weights) -> StandardWeights:
         """Packs the weights once, compiles the kernels, and lets the standard path read what was packed."""
@@ -99,7 +120,7 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
         The one decision about the path of a step is made here, from what all ranks know.
         """
         assert self.standard is not None
-        self._ready = None
+        self._ready = self._given = None
         pages = next(iter(self.mla_layers.values())).batch() if self.mla_layers else None
         if pages is None:
             return self.standard(input_ids)
@@ -108,7 +129,7 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
         try:
             if taken.kind == "specialized":
                 outputs = self.decode.run(input_ids, pages)
-                hidden, self._ready = outputs.hidden, outputs.logits
+                hidden, self._ready = outputs.hidden, outputs
             else:
                 self.ranks.same_step(input_ids, pages)
                 hidden = self.standard(input_ids)
@@ -122,9 +143,17 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
         """float32 [rows, vocab]; a specialised step has them already, one row for each request in order."""
         assert self.standard is not None
         ready, self._ready = self._ready, None
-        if ready is not None and len(ready) == len(hidden_states):
-            return ready
+        if ready is not None and len(ready.logits) == len(hidden_states):
+            self._given = ready
+            return ready.logits
         return self.standard.logits(hidden_states)
+
+    def chosen(self, logits: Tensor) -> Tensor | None:
+        """int32 [rows]: the largest of these logits, if the last step has found it; None where a row holds a NaN."""
+        given = self._given
+        if given is None or given.logits is not logits or bool((given.tokens < 0).any()):
+            return None
+        return given.tokens
 
     @classmethod
     def get_mamba_state_dtype_from_config(cls, vllm_config: VllmConfig) -> Dtypes:

@@ -1,6 +1,7 @@
 """Routed experts: selection, the experts one after the other, the weighted sum (spec 2.8)."""
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -8,9 +9,7 @@ from torch import Tensor
 from stepkernel.model.config import ModelConfig
 from stepkernel.program.stages import Combine, Exchange, Select
 from stepkernel.vllm_plugin.standard.numerics import activate, rms_norm
-from stepkernel.vllm_plugin.standard.products import linear
-
-Expert = Callable[[int], tuple[Tensor, Tensor]]
+from stepkernel.vllm_plugin.standard.products import Matrix, product
 
 
 def select(stage: Select, bias: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -24,33 +23,50 @@ def select(stage: Select, bias: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]
     return ids, weights * stage.scaling
 
 
-def experts(config: ModelConfig, expert: Expert, x: Tensor, ids: Tensor) -> Tensor:
-    """[rows, top_k, width] in the dtype of x: act(x W1^T, x W3^T) W2^T of each chosen expert (spec 2.8.3).
+class Experts(Protocol):
+    """The experts of one layer."""
 
-    `expert(e)` gives W1 stacked on W3 and W2; they may lie in memory that the next call overwrites.
-    """
+    def matrix(self, expert: int, down: bool) -> Matrix:
+        """W1 stacked on W3, or W2; it may lie in memory that the next call overwrites."""
+        ...
+
+    def chosen(self, ids: Tensor, x: Tensor, down: bool) -> Tensor | None:
+        """The product of each row of float32 x [pairs, inputs] with its own expert, float32 [pairs, outputs].
+
+        None where that is not the way to go: the caller then goes through the experts.
+        """
+        ...
+
+
+def experts(config: ModelConfig, layer: Experts, x: Tensor, ids: Tensor) -> Tensor:
+    """[rows, top_k, width] in the dtype of x: act(x W1^T, x W3^T) W2^T of each chosen expert (spec 2.8.3)."""
     rows, top_k = ids.shape
     order = ids.flatten().argsort(stable=True)
-    counts = torch.bincount(ids.flatten(), minlength=config.num_experts).tolist()
     sources = order // top_k
-    out: Tensor | None = None
+    chosen = ids.flatten()[order]
+    gate_up = layer.chosen(chosen, x[sources].float(), down=False)
+    if gate_up is not None:
+        hidden = _activated(gate_up.to(x.dtype), config)
+        result = layer.chosen(chosen, hidden.float(), down=True)
+        assert result is not None
+        out = x.new_empty(rows * top_k, result.shape[1])
+        out[order] = result.to(x.dtype)
+        return out.view(rows, top_k, -1)
+    counts = torch.bincount(chosen, minlength=config.num_experts).tolist()
+    out = x.new_empty(rows * top_k, config.expert_input_size)
     start = 0
     for e, count in enumerate(counts):
-        if not count:
-            continue
-        up, down = expert(e)
-        mine = slice(start, start + count)
-        gate_up = linear(x[sources[mine]], up)
-        width = gate_up.shape[1] // 2
-        hidden = activate(gate_up[:, :width], gate_up[:, width:], config).to(x.dtype)
-        result = linear(hidden, down)
-        if out is None:
-            out = x.new_empty(rows * top_k, result.shape[1])
-        out[order[mine]] = result
-        start += count
-    if out is None:
-        return x.new_zeros(rows, top_k, config.expert_input_size)
+        if count:
+            mine = slice(start, start + count)
+            hidden = _activated(product(layer.matrix(e, down=False), x[sources[mine]]), config)
+            out[order[mine]] = product(layer.matrix(e, down=True), hidden)
+            start += count
     return out.view(rows, top_k, -1)
+
+
+def _activated(gate_up: Tensor, config: ModelConfig) -> Tensor:
+    width = gate_up.shape[1] // 2
+    return activate(gate_up[:, :width], gate_up[:, width:], config).to(gate_up.dtype)
 
 
 def combine(

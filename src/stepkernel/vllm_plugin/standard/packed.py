@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,7 +18,8 @@ from stepkernel.program.stages import Absorb, Embed, ExpertsDown, ExpertsUp, Kda
 from stepkernel.program.stages import Matrix as Shape
 from stepkernel.vllm_plugin.standard import mxfp4
 from stepkernel.vllm_plugin.standard.kda import KdaWeights
-from stepkernel.vllm_plugin.standard.products import LANES, PackedMatrix, Scratch
+from stepkernel.vllm_plugin.standard.moe import Experts
+from stepkernel.vllm_plugin.standard.products import LANES, Matrix, Mxfp4Matrix, PackedMatrix, PlainMatrix, Scratch
 from stepkernel.vllm_plugin.standard.weights import Joint, kda_weights
 
 
@@ -26,8 +28,7 @@ class PackedWeights:
 
     def __init__(self, program: Program, packed: CpuWeights, source: Weights, dtype: torch.dtype) -> None:
         self._program, self._packed, self._source, self._dtype = program, packed, source, dtype
-        # Both matrices of an expert are needed together; nothing else is, and layers run one after the other.
-        self._scratch, self._up, self._down = Scratch(dtype), Scratch(dtype), Scratch(dtype)
+        self._scratch = Scratch(dtype)
 
     def vector(self, name: str) -> Tensor:
         return torch.from_numpy(self._source.vector(name).copy())
@@ -61,10 +62,10 @@ class PackedWeights:
 
         return unpacked
 
-    def experts(self, up: ExpertsUp, down: ExpertsDown) -> Callable[[int], tuple[Tensor, Tensor]]:
-        ups = self._experts(up.name, up.experts, up.w1, 2, self._up)
-        downs = self._experts(down.name, down.experts, down.w2, 1, self._down)
-        return lambda e: (ups(e), downs(e))
+    def experts(self, up: ExpertsUp, down: ExpertsDown) -> Experts:
+        return UnpackedExperts(
+            self._experts(up.name, up.experts, up.w1, 2), self._experts(down.name, down.experts, down.w2, 1)
+        )
 
     def kda(self, stage: KdaCore) -> KdaWeights:
         return kda_weights(stage, self.vector)
@@ -74,28 +75,24 @@ class PackedWeights:
         matrix = PackedMatrix(words[: starts[-1] // LANES], starts[-1], self._scratch)
         return Joint(parts[0].x, tuple(parts), tuple(starts[:-1]), matrix, exact)
 
-    def _experts(
-        self, name: str, experts: int, shape: Shape, stacked: int, scratch: Scratch
-    ) -> Callable[[int], Tensor]:
+    def _experts(self, name: str, experts: int, shape: Shape, stacked: int) -> Callable[[int], Matrix]:
         """Matrices of an expert one above the other; packed, their groups of outputs alternate."""
         size, groups = group_bytes(shape), shape.rows // LANES
         memory = self._bytes(name, 0, experts * groups * stacked * size).view(experts, groups, stacked, size)
         rows, columns = stacked * shape.rows, shape.columns
 
-        def plain(e: int) -> Tensor:
+        def plain(e: int) -> Matrix:
             words = memory[e].view(torch.int32).view(groups, stacked, columns // 2, LANES)
-            target = scratch.take(rows, columns)
+            target = self._scratch.take(rows, columns)
             target.view(torch.int32).view(stacked, groups, LANES, columns // 2).copy_(words.permute(1, 0, 3, 2))
-            return scratch.converted(target)
+            return PlainMatrix(self._scratch.converted(target))
 
-        def quantised(e: int) -> Tensor:
+        def quantised(e: int) -> Matrix:
             blocks = columns // mxfp4.GROUP
             scale = memory[e, :, :, : blocks * LANES].view(groups, stacked, blocks, LANES).permute(1, 0, 3, 2)
             nibbles = memory[e, :, :, blocks * LANES :].view(torch.int32).view(groups, stacked, columns // 8, LANES)
             packed = nibbles.permute(1, 0, 3, 2).contiguous().view(torch.uint8)
-            shape = (rows, columns // 2)
-            out = mxfp4.unpack(packed.view(shape), scale.reshape(rows, blocks), scratch.take(rows, columns))
-            return scratch.converted(out)
+            return Mxfp4Matrix(packed.view(rows, columns // 2), scale.reshape(rows, blocks), self._scratch)
 
         return quantised if shape.format == "mxfp4" else plain
 
@@ -106,3 +103,17 @@ class PackedWeights:
         """uint8 view of packed weights; their arena must outlive it."""
         start = self._packed.stages[name][index]
         return torch.from_numpy(np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(start)))
+
+
+@dataclass(frozen=True)
+class UnpackedExperts:
+    """Each matrix is unpacked when it is used, in memory that all share."""
+
+    up: Callable[[int], Matrix]
+    down: Callable[[int], Matrix]
+
+    def matrix(self, expert: int, down: bool) -> Matrix:
+        return (self.down if down else self.up)(expert)
+
+    def chosen(self, ids: Tensor, x: Tensor, down: bool) -> Tensor | None:
+        return None

@@ -29,12 +29,14 @@ from stepkernel.vllm_plugin.layers import KdaLayer, MlaLayer
 from stepkernel.vllm_plugin.standard import kda, mla, moe
 from stepkernel.vllm_plugin.standard.mix import mix_norm
 from stepkernel.vllm_plugin.standard.numerics import activate, rms_norm
+from stepkernel.vllm_plugin.standard.opaque import Core, Cores, Run, opaque
 from stepkernel.vllm_plugin.standard.products import batched, exact_product, product
 from stepkernel.vllm_plugin.standard.weights import Joint, StandardWeights
 
 Values = dict[str, Tensor]
 Action = Callable[[Values], None]
 TOKENS = "token ids"
+LATENT = "latent rows"
 
 
 def own_part(how: Exchange, part: Tensor) -> Tensor:
@@ -45,7 +47,9 @@ def own_part(how: Exchange, part: Tensor) -> Tensor:
 class StandardPath(nn.Module):
     """`forward` gives the normalised hidden rows, `logits` the float32 logits of chosen rows.
 
-    `exchange` makes one value of the parts of all tensor-parallel ranks (`Ranks.exchange`).
+    `exchange` makes one value of the parts of all tensor-parallel ranks (`Ranks.exchange`). `cores`, if given, gets
+    every part that looks at the number of rows, at the step or at the caches; calls to it become opaque ops, and what
+    is left between them is one graph for steps of any shape.
 
     Values between stages have the dtype of the activations, so every assignment to one is a rounding point (spec 2.1).
     """
@@ -58,10 +62,11 @@ class StandardPath(nn.Module):
         kda_layers: Mapping[int, KdaLayer],
         mla_layers: Mapping[int, MlaLayer],
         exchange: Callable[[Exchange, Tensor], Tensor] = own_part,
+        cores: Cores | None = None,
     ) -> None:
         super().__init__()
         self.program, self.dtype = program, dtype
-        self._exchange = exchange
+        self._exchange, self._cores = exchange, cores
         self._weights = weights
         self._kda, self._mla = kda_layers, mla_layers
         self._actions: list[Action] = []
@@ -88,6 +93,12 @@ class StandardPath(nn.Module):
         found = exact_product(self._head_matrix, hidden)[:, : part.matrix.rows]
         found = self._exchange(part.exchange, found)
         return found if self._head.scale == 1.0 else found * self._head.scale
+
+    def _core(self, name: str, run: Run, shape: Run) -> Run:
+        if self._cores is None:
+            return run
+        self._cores[name] = Core(run, shape)
+        return opaque(name)
 
     def _action(self, stage: Stage, following: Stage | None) -> Action | None:
         match stage:
@@ -155,15 +166,23 @@ class StandardPath(nn.Module):
 
     def _linear(self, stage: Linear) -> Action:
         joints = self._weights.joints(stage)
+        products = [self._product(f"{stage.name}.{i}", joint) for i, joint in enumerate(joints)]
 
         def run(values: Values) -> None:
-            for joint in joints:
-                _split(joint, values, (exact_product if joint.exact else product)(joint.matrix, values[joint.x]))
+            for joint, multiply in zip(joints, products, strict=True):
+                _split(joint, values, multiply(values[joint.x]))
             for part in stage.parts:
                 if part.exchange != "none":
                     values[part.out] = self._exchange(part.exchange, values[part.out])
 
         return run
+
+    def _product(self, name: str, joint: Joint) -> Run:
+        multiply, outputs = exact_product if joint.exact else product, joint.matrix.outputs
+        dtype = torch.float32 if joint.exact else self.dtype
+        return self._core(
+            name, lambda x: multiply(joint.matrix, x), lambda x: x.new_empty(x.shape[0], outputs, dtype=dtype)
+        )
 
     def _activate(self, stage: Activate) -> Action:
         def run(values: Values) -> None:
@@ -176,27 +195,27 @@ class StandardPath(nn.Module):
     def _kda_core(self, stage: KdaCore) -> Action:
         layer, weights = self._kda[stage.layer], self._weights.kda(stage)
 
-        def run(values: Values) -> None:
+        def core(qkv: Tensor, gamma: Tensor, gate: Tensor, beta: Tensor) -> Tensor:
             batch, state = layer.batch(), layer.state
             if batch is None or state is None:
-                values[stage.out] = torch.zeros_like(values[stage.gate])
-                return
-            inputs = (values[name] for name in (stage.qkv, stage.gamma, stage.gate, stage.beta))
-            values[stage.out] = kda.kda_core(stage, weights, state, batch, *inputs).to(self.dtype)
+                return torch.zeros_like(gate)
+            return kda.kda_core(stage, weights, state, batch, qkv, gamma, gate, beta).to(self.dtype)
+
+        call = self._core(stage.name, core, lambda qkv, gamma, gate, beta: gate.new_empty(gate.shape))
+
+        def run(values: Values) -> None:
+            values[stage.out] = call(*(values[name] for name in (stage.qkv, stage.gamma, stage.gate, stage.beta)))
 
         return run
 
     def _insert(self, stage: LatentInsert) -> Action:
-        layer = self._mla[stage.layer]
         kv_norm = self._weights.vector(stage.kv_norm)
         query_norm = None if stage.query_norm is None else self._weights.vector(stage.query_norm)
 
         def run(values: Values) -> None:
             kv = values[stage.kv]
-            batch = layer.batch()
-            if batch is not None:
-                latent = rms_norm(kv[:, : stage.lora].float(), kv_norm, stage.eps).to(self.dtype)
-                mla.insert(layer.kv_cache, batch, torch.cat([latent, kv[:, stage.lora :]], 1))
+            latent = rms_norm(kv[:, : stage.lora].float(), kv_norm, stage.eps).to(self.dtype)
+            values[LATENT] = torch.cat([latent, kv[:, stage.lora :]], 1)
             if query_norm is not None and stage.query_low is not None and stage.query_out is not None:
                 low = values[stage.query_low].float()
                 values[stage.query_out] = rms_norm(low, query_norm, stage.eps).to(self.dtype)
@@ -204,33 +223,46 @@ class StandardPath(nn.Module):
         return run
 
     def _absorb(self, stage: Absorb) -> Action:
-        keys = self._weights.heads(stage)
+        call = self._heads(stage, stage.lora)
 
         def run(values: Values) -> None:
             query = values[stage.x].view(-1, stage.heads, stage.nope + stage.rope)
-            latent = batched(query[:, :, : stage.nope].transpose(0, 1), keys()).transpose(0, 1)
-            values[stage.out] = torch.cat([latent, query[:, :, stage.nope :]], 2)
+            values[stage.out] = torch.cat([call(query[:, :, : stage.nope]), query[:, :, stage.nope :]], 2)
 
         return run
+
+    def _heads(self, stage: Absorb | ValueGate, outputs: int) -> Run:
+        """x [rows, heads, inputs] times the matrix of each head: [rows, heads, outputs]."""
+        matrix = self._weights.heads(stage)
+        return self._core(
+            stage.name,
+            lambda x: batched(x.transpose(0, 1), matrix()).transpose(0, 1),
+            lambda x: x.new_empty(x.shape[0], stage.heads, outputs),
+        )
 
     def _attend(self, stage: Attend) -> Action:
         layer = self._mla[stage.layer]
 
-        def run(values: Values) -> None:
-            query, batch = values[stage.x], layer.batch()
+        def core(query: Tensor, latent: Tensor) -> Tensor:
+            """The rows enter the cache here, so that no graph can order it otherwise."""
+            batch = layer.batch()
             if batch is None:
-                values[stage.out] = query.new_zeros(query.shape[0], stage.heads, stage.lora)
-            else:
-                values[stage.out] = mla.attend(stage, layer.kv_cache, batch, query).to(self.dtype)
+                return query.new_zeros(query.shape[0], stage.heads, stage.lora)
+            mla.insert(layer.kv_cache, batch, latent)
+            return mla.attend(stage, layer.kv_cache, batch, query).to(self.dtype)
+
+        call = self._core(stage.name, core, lambda query, latent: query.new_empty(*query.shape[:2], stage.lora))
+
+        def run(values: Values) -> None:
+            values[stage.out] = call(values[stage.x], values[LATENT])
 
         return run
 
     def _value(self, stage: ValueGate) -> Action:
-        matrix = self._weights.heads(stage)
+        call = self._heads(stage, stage.value)
 
         def run(values: Values) -> None:
-            mixed = values[stage.x].transpose(0, 1)
-            out = batched(mixed, matrix()).transpose(0, 1).flatten(1)
+            out = call(values[stage.x]).flatten(1)
             if stage.gate is not None:
                 out = (out.float() * values[stage.gate].float().sigmoid()).to(self.dtype)
             values[stage.out] = out
@@ -246,10 +278,15 @@ class StandardPath(nn.Module):
         return run
 
     def _experts(self, up: ExpertsUp, down: ExpertsDown) -> Action:
-        expert = self._weights.experts(up, down)
+        config, layer = self.program.config, self._weights.experts(up, down)
+        call = self._core(
+            down.name,
+            lambda x, ids: moe.experts(config, layer, x, ids),
+            lambda x, ids: x.new_empty(*ids.shape, down.w2.rows),
+        )
 
         def run(values: Values) -> None:
-            values[down.out] = moe.experts(self.program.config, expert, values[up.x], values[up.ids])
+            values[down.out] = call(values[up.x], values[up.ids])
 
         return run
 

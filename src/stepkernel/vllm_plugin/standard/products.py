@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from stepkernel.vllm_plugin.standard import fused, mxfp4
 
 SCRATCH = 1 << 21  # values of an unpacked block (4 MB of BF16, 8 MB of float32)
 LANES = 8  # outputs of a packed group
@@ -25,7 +27,10 @@ class Matrix(Protocol):
 
 @dataclass(frozen=True)
 class PlainMatrix:
+    """`fused`: products of few rows by kernels of Inductor."""
+
     weight: Tensor
+    fused: bool = False
 
     @property
     def outputs(self) -> int:
@@ -33,6 +38,27 @@ class PlainMatrix:
 
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
         yield 0, self.weight
+
+
+@dataclass(frozen=True)
+class Mxfp4Matrix:
+    """uint8 [outputs, inputs / 2] and scales [outputs, inputs / 32], unpacked to float32 by blocks of outputs."""
+
+    packed: Tensor
+    scale: Tensor
+    scratch: "Scratch"
+
+    @property
+    def outputs(self) -> int:
+        return int(self.packed.shape[0])
+
+    def blocks(self) -> Iterator[tuple[int, Tensor]]:
+        inputs = self.packed.shape[1] * 2
+        step = max(1, BLOCK // inputs)
+        for first in range(0, self.outputs, step):
+            packed = self.packed[first : first + step]
+            out = self.scratch.take(len(packed), inputs, torch.float32)
+            yield first, mxfp4.unpack(packed, self.scale[first : first + step], out)
 
 
 @dataclass(frozen=True)
@@ -66,13 +92,14 @@ class Scratch:
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
-        self._memory = torch.empty(0, dtype=torch.bfloat16)
+        self._memory = torch.empty(0, dtype=torch.uint8)
 
-    def take(self, rows: int, columns: int) -> Tensor:
-        """BF16 [rows, columns] of any content."""
-        if self._memory.numel() < rows * columns:
-            self._memory = torch.empty(max(rows * columns, SCRATCH), dtype=torch.bfloat16)
-        return self._memory[: rows * columns].view(rows, columns)
+    def take(self, rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        """[rows, columns] of any content."""
+        size = rows * columns * dtype.itemsize
+        if self._memory.numel() < size:
+            self._memory = torch.empty(max(size, SCRATCH * torch.bfloat16.itemsize), dtype=torch.uint8)
+        return self._memory[:size].view(dtype).view(rows, columns)
 
     def converted(self, rows: Tensor) -> Tensor:
         return rows if self.dtype == torch.bfloat16 else rows.to(self.dtype)
@@ -88,6 +115,8 @@ _converted = torch.empty(BLOCK, dtype=torch.float32)
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """x W^T for weight [outputs, inputs], summed in float32 and rounded once to the dtype of x."""
+    if weight.dtype == torch.float32:
+        return F.linear(x.float(), weight).to(x.dtype)
     if x.dtype == torch.float32 or NATIVE_BF16 or x.shape[0] <= FEW_ROWS:
         return F.linear(x, weight)
     out = x.new_empty(x.shape[0], weight.shape[0])
@@ -104,6 +133,8 @@ def batched(x: Tensor, weight: Tensor) -> Tensor:
 
 def product(matrix: Matrix, x: Tensor) -> Tensor:
     """x W^T, rounded to the dtype of x."""
+    if _suits(matrix, x):
+        return fused.product(matrix.weight, x.float()).T.to(x.dtype)
     out: Tensor | None = None
     for first, rows in matrix.blocks():
         part = linear(x, rows)
@@ -119,10 +150,21 @@ def product(matrix: Matrix, x: Tensor) -> Tensor:
 def exact_product(matrix: Matrix, x: Tensor) -> Tensor:
     """x W^T in float32, not rounded (router, head)."""
     x = x.float()
+    if _suits(matrix, x):
+        return fused.product(matrix.weight, x).T
     out = x.new_empty(x.shape[0], matrix.outputs)
     for first, block in matrix.blocks():
         _in_float32(x, block, out[:, first : first + block.shape[0]])
     return out
+
+
+def _suits(matrix: Matrix, x: Tensor) -> TypeGuard[PlainMatrix]:
+    return (
+        isinstance(matrix, PlainMatrix)
+        and matrix.fused
+        and matrix.weight.dtype == torch.bfloat16
+        and 0 < len(x) <= fused.ROWS
+    )
 
 
 def _in_float32(x: Tensor, weight: Tensor, out: Tensor) -> None:

@@ -23,7 +23,9 @@ from stepkernel.program.stages import (
 )
 from stepkernel.program.stages import Matrix as Shape
 from stepkernel.vllm_plugin.standard import mxfp4
+from stepkernel.vllm_plugin.standard.experts import PackedExperts, PlainExperts, WordExperts, words
 from stepkernel.vllm_plugin.standard.kda import KdaWeights
+from stepkernel.vllm_plugin.standard.moe import Experts
 from stepkernel.vllm_plugin.standard.products import Matrix, PlainMatrix, Scratch
 
 
@@ -53,9 +55,7 @@ class StandardWeights(Protocol):
         """Absorb: W_UK [heads, nope, lora]; ValueGate: W_UV transposed [heads, lora, value]."""
         ...
 
-    def experts(self, up: ExpertsUp, down: ExpertsDown) -> Callable[[int], tuple[Tensor, Tensor]]:
-        """W1 stacked on W3, and W2, of an expert; valid until the next call."""
-        ...
+    def experts(self, up: ExpertsUp, down: ExpertsDown) -> Experts: ...
 
     def kda(self, stage: KdaCore) -> KdaWeights: ...
 
@@ -77,12 +77,14 @@ def split_parts(program: Program, stage: Linear) -> list[tuple[str, bool, tuple[
 
 
 class PlainWeights:
-    """Copies of a checkpoint's matrices; MXFP4 stays packed and is unpacked expert by expert."""
+    """Copies of a checkpoint's matrices; MXFP4 stays packed.
 
-    def __init__(self, program: Program, source: Weights, dtype: torch.dtype) -> None:
-        self._program, self._source, self._dtype = program, source, dtype
-        # Both matrices of an expert are needed together; layers run one after the other.
-        self._up, self._down = Scratch(dtype), Scratch(dtype)
+    `fused`: products of few rows run as kernels of Inductor, for which MXFP4 lies in words side by side.
+    """
+
+    def __init__(self, program: Program, source: Weights, dtype: torch.dtype, fused: bool = False) -> None:
+        self._program, self._source, self._dtype, self._fused = program, source, dtype, fused
+        self._scratch = Scratch(dtype)  # layers run one after the other, blocks as well
 
     def vector(self, name: str) -> Tensor:
         return torch.from_numpy(self._source.vector(name).copy())
@@ -95,7 +97,7 @@ class PlainWeights:
         for x, exact, parts in split_parts(self._program, stage):
             weight = torch.cat([self._matrix(part.matrix.name) for part in parts])
             starts = np.cumsum([0, *(part.matrix.rows for part in parts)]).tolist()
-            found.append(Joint(x, parts, tuple(starts[:-1]), PlainMatrix(weight), exact))
+            found.append(Joint(x, parts, tuple(starts[:-1]), PlainMatrix(weight, self._fused), exact))
             self._source.release()
         return found
 
@@ -105,15 +107,19 @@ class PlainWeights:
         kept = matrices.contiguous()
         return lambda: kept
 
-    def experts(self, up: ExpertsUp, down: ExpertsDown) -> Callable[[int], tuple[Tensor, Tensor]]:
-        def stacked(scratch: Scratch, *matrices: Shape) -> Callable[[int], Tensor]:
-            if matrices[0].format == "mxfp4":
-                return self._packed(matrices, up.experts, scratch)
-            return self._plain(matrices, up.experts)
-
-        ups, downs = stacked(self._up, up.w1, up.w3), stacked(self._down, down.w2)
+    def experts(self, up: ExpertsUp, down: ExpertsDown) -> Experts:
+        one, other = (up.w1, up.w3), (down.w2,)
+        found: Experts
+        if down.w2.format != "mxfp4":
+            found = PlainExperts(self._plain(one, up.experts), self._plain(other, up.experts), self._fused)
+        else:
+            first, second = self._packed(one, up.experts), self._packed(other, up.experts)
+            if self._fused:
+                found = WordExperts(words(*first), words(*second))
+            else:
+                found = PackedExperts(first, second, self._scratch)
         self._source.release()
-        return lambda e: (ups(e), downs(e))
+        return found
 
     def kda(self, stage: KdaCore) -> KdaWeights:
         return kda_weights(stage, self.vector)
@@ -121,14 +127,14 @@ class PlainWeights:
     def _matrix(self, name: str) -> Tensor:
         return _tensor(self._source.matrix(name)).to(self._dtype)
 
-    def _plain(self, matrices: tuple[Shape, ...], experts: int) -> Callable[[int], Tensor]:
+    def _plain(self, matrices: tuple[Shape, ...], experts: int) -> Tensor:
         rows = sum(m.rows for m in matrices)
         whole = torch.empty(experts, rows, matrices[0].columns, dtype=self._dtype)
         for e in range(experts):
             torch.cat([self._matrix(m.name.format(e)) for m in matrices], out=whole[e])
-        return lambda e: whole[e]
+        return whole
 
-    def _packed(self, matrices: tuple[Shape, ...], experts: int, scratch: Scratch) -> Callable[[int], Tensor]:
+    def _packed(self, matrices: tuple[Shape, ...], experts: int) -> tuple[Tensor, Tensor]:
         rows, columns = sum(m.rows for m in matrices), matrices[0].columns
         packed = torch.empty(experts, rows, columns // 2, dtype=torch.uint8)
         scale = torch.empty(experts, rows, columns // mxfp4.GROUP, dtype=torch.uint8)
@@ -136,11 +142,7 @@ class PlainWeights:
             parts = [self._source.packed(m.name.format(e)) for m in matrices]
             packed[e] = torch.from_numpy(np.concatenate([p.packed for p in parts]))
             scale[e] = torch.from_numpy(np.concatenate([p.scale for p in parts]))
-
-        def unpacked(e: int) -> Tensor:
-            return scratch.converted(mxfp4.unpack(packed[e], scale[e], scratch.take(rows, columns)))
-
-        return unpacked
+        return packed, scale
 
 
 def _tensor(matrix: NDArray[Any]) -> Tensor:
