@@ -321,3 +321,20 @@ def test_refused_options() -> None:
     ):
         with pytest.raises(RequestError, match=message):
             SpeculationOptions(3, **wrong)  # type: ignore[arg-type]
+
+
+def test_fp8_latents_of_target_and_draft(open_session: Open) -> None:
+    """The text of an FP8 cache is its own, and speculation does not change it; the cache takes half the bytes."""
+    plain_fp8 = open_session("tiny-k3", "latency_specialized", kv_cache_dtype="fp8")
+    wanted = [plain_fp8.generate([p], rules=RULES)[0].token_ids for p in prompts()[:5]]
+    session = speculating(open_session, "latency_specialized", 6, max_requests=5, kv_cache_dtype="fp8")
+    assert [r.token_ids for r in session.generate(prompts()[:5], rules=RULES)] == wanted
+    assert session.speculator is not None
+    assert session.speculator.counts.length > 1.5
+    own = session.speculator.make_drafter.caches.latent  # type: ignore[attr-defined]
+    assert {array.itemsize for array in (*session.caches.latent, *own)} == {1}
+
+
+def test_refused_cache_types() -> None:
+    with pytest.raises(RequestError, match="kv_cache_dtype 'int8': supported: bfloat16, fp8"):
+        Session.open(ASSETS / "tiny-k3", kv_cache_dtype="int8")  # type: ignore[arg-type]

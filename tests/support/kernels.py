@@ -10,10 +10,10 @@ from stepkernel.cpu.gemm import gemm
 from stepkernel.cpu.jit import entry
 from stepkernel.cpu.pack import bf16_bytes, pack_bf16, pack_mxfp4
 from stepkernel.cpu.simd import load_f32, store_f32
-from stepkernel.cpu.vmath import activation, exp, log, round_bf16, sigmoid, silu, softplus
+from stepkernel.cpu.vmath import activation, exp, load_e4m3, log, round_bf16, sigmoid, silu, softplus, store_e4m3
 from stepkernel.model.weights import PackedMatrix
 
-FUNCTIONS = ("exp", "log", "sigmoid", "silu", "softplus", "round_bf16")
+FUNCTIONS = ("exp", "log", "sigmoid", "silu", "softplus", "round_bf16", "round_e4m3")
 
 
 @entry("void(int64, int64, int64, int64, int64, int64, int64, int64)")
@@ -47,8 +47,11 @@ def _apply(function: int, x: int, y: int, count: int) -> None:
             store_f32(y + i, silu(value))
         elif function == 4:
             store_f32(y + i, softplus(value))
-        else:
+        elif function == 5:
             store_f32(y + i, round_bf16(value))
+        else:
+            store_e4m3(y + i, value)
+            store_f32(y + i, load_e4m3(y + i))
 
 
 @entry("void(int64, int64, int64, int64, float32, float32)")

@@ -35,6 +35,7 @@ def generate(
         bool, typer.Option("--batch-invariant", help="Prompts one token at a time too: no bit depends on the route.")
     ] = False,
     activation_bits: Annotated[int, typer.Option(help="Activations of MXFP4 experts: 15 or 8.")] = 15,
+    kv_cache_dtype: Annotated[str, typer.Option(help="Latent rows of model and draft: bfloat16 or fp8.")] = "bfloat16",
     draft: Annotated[str | None, typer.Option(help="Directory of a DSpark draft, or tiny-k3-dspark.")] = None,
     num_speculative_tokens: Annotated[
         int | None, typer.Option(help="Most drafts of a round. Default: all that the draft was trained for.")
@@ -62,7 +63,13 @@ def generate(
     from stepkernel.runtime.session import Session
     from stepkernel.runtime.text import TextCodec
 
-    options = EngineOptions(decode_backend, threads, activation_bits, max_requests=1)  # type: ignore[arg-type]
+    options = EngineOptions(
+        decode_backend,  # type: ignore[arg-type]
+        threads,
+        activation_bits,
+        max_requests=1,
+        kv_cache_dtype=kv_cache_dtype,  # type: ignore[arg-type]
+    )
     rules = StopRules(max_tokens, tuple(stop or ()), ignore_eos=ignore_eos)
     drawn = secrets.randbits(32) if seed is None and temperature > 0 else seed or 0
     sampling = Sampling(temperature, top_k, top_p, drawn)
@@ -96,6 +103,7 @@ def generate(
             activation_bits,
             draft=draft_dir,
             speculation=speculation,
+            kv_cache_dtype=options.kv_cache_dtype,
             progress=report,
         )
     opened = time.perf_counter()
@@ -119,6 +127,7 @@ def generate(
             "message": result.message,
             "sampling": {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": drawn},
             "decode_backend": options.backend,
+            "kv_cache_dtype": options.kv_cache_dtype,
             "timings": timings,
             "routes": routes,
             "speculation": None if session.speculator is None else speculating.as_dict(session.speculator),

@@ -160,6 +160,7 @@ def _reduce(name: str, element: ir.Type, start: float | None) -> Emit:
 load_f32, store_f32 = load(f32x8), store(f32x8)
 load_i32, store_i32 = load(i32x8), store(i32x8)
 load_i16, store_i16 = load(i16x8), store(i16x8)
+load_i8, store_i8 = load(i8x8), store(i8x8)
 zero_f32, zero_i32 = constant(f32x8, 0.0), constant(i32x8, 0)
 splat_f32 = operation(f32x8, types.float32, emit=lambda b, v: splat_ir(b, v[0], LANES))
 splat_i32 = operation(i32x8, types.int32, emit=lambda b, v: splat_ir(b, v[0], LANES))
@@ -178,6 +179,9 @@ i16_to_i32, i32_to_i16, i32_to_i8 = (
     convert(i32x8, i16x8, "trunc"),
     convert(i32x8, i8x8, "trunc"),
 )
+i8_to_i32 = convert(i8x8, i32x8, "zext")
+shift_left_24, shift_right_24 = shift(i32x8, "shl", 24), shift(i32x8, "lshr", 24)
+shift_left_20, shift_right_20 = shift(i32x8, "shl", 20), shift(i32x8, "lshr", 20)
 shift_left_16, shift_right_16 = shift(i32x8, "shl", 16), shift(i32x8, "lshr", 16)
 shift_left_23, shift_right_arithmetic_23 = shift(i32x8, "shl", 23), shift(i32x8, "ashr", 23)
 is_nan = operation(i32x8, f32x8, emit=lambda b, v: b.sext(b.fcmp_unordered("uno", v[0], v[0]), i32x8.llvm))

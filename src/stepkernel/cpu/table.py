@@ -12,6 +12,7 @@ from stepkernel.cpu.arena import Arena, address
 from stepkernel.cpu.layout import Layout
 from stepkernel.cpu.records import Record
 from stepkernel.cpu.stages import attend, draft, embed, exchange, experts, heads, kda, linear, mix, router
+from stepkernel.cpu.vmath import E4M3
 from stepkernel.cpu.weights import CpuWeights, float_buffers
 from stepkernel.model.shard import shard_sizes
 from stepkernel.program.draft_stages import ChooseDraft, Confidence, MarkovBias, Rotate
@@ -114,12 +115,16 @@ def _encode(
             return kda.encode(stage, packed, layout, *places, _wide(conv), program.queries, group)
         case LatentInsert():
             cache, row_bytes = _latent(caches, stage.index)
-            return attend.encode_insert(stage, packed, layout, cache, row_bytes, _wide(caches.latent[stage.index]))
+            kind = _kind(caches.latent[stage.index])
+            scale = caches.latent_scale if kind == E4M3 else 1.0
+            return attend.encode_insert(stage, packed, layout, cache, row_bytes, kind, scale)
         case Absorb() | ValueGate():
             return heads.encode(stage, packed, layout)
         case Attend():
             cache, row_bytes = _latent(caches, stage.index)
-            return attend.encode_attend(stage, layout, cache, row_bytes, _wide(caches.latent[stage.index]))
+            kind = _kind(caches.latent[stage.index])
+            scales = (caches.query_scale, caches.latent_scale) if kind == E4M3 else (1.0, 1.0)
+            return attend.encode_attend(stage, layout, cache, row_bytes, kind, *scales)
         case Select():
             return router.encode_select(stage, packed, layout)
         case ExpertsUp() | ExpertsDown():
@@ -166,6 +171,11 @@ def _latent(caches: Caches, index: int) -> tuple[int, int]:
     cache = caches.latent[index]
     _contiguous(cache, f"latent cache {index}", 0)
     return address(cache), cache.strides[1]
+
+
+def _kind(array: NDArray[Any]) -> int:
+    """Format of a latent cache's values."""
+    return E4M3 if array.dtype == np.dtype(ml_dtypes.float8_e4m3fn) else int(_wide(array))
 
 
 def _wide(array: NDArray[Any]) -> bool:

@@ -6,6 +6,7 @@ import numpy as np
 
 from stepkernel.cpu.jit import inner
 from stepkernel.cpu.simd import (
+    abs_f32,
     add_f32,
     add_i32,
     and_i32,
@@ -14,27 +15,36 @@ from stepkernel.cpu.simd import (
     f32_as_i32,
     f32_to_i32,
     f32x8,
+    i8_to_i32,
     i16_to_i32,
     i32_as_f32,
     i32_to_f32,
+    i32_to_i8,
     i32_to_i16,
     i32x8,
     is_nan,
     load_f32,
+    load_i8,
     load_i16,
     max_f32,
     min_f32,
     multiply_add,
     multiply_f32,
+    or_i32,
     round_f32,
     select_greater,
     select_i32,
     shift_left_16,
+    shift_left_20,
     shift_left_23,
+    shift_left_24,
     shift_right_16,
+    shift_right_20,
+    shift_right_24,
     shift_right_arithmetic_23,
     splat_f32,
     store_f32,
+    store_i8,
     store_i16,
     subtract_f32,
     subtract_i32,
@@ -49,6 +59,11 @@ _log2e = constant(f32x8, 1.4426950408889634)
 _ln2_high, _ln2_low = constant(f32x8, -0.693359375), constant(f32x8, 2.12194440e-4)
 _p0, _p1, _p2 = (constant(f32x8, c) for c in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3))
 _p3, _p4, _p5 = (constant(f32x8, c) for c in (4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1))
+# E4M3: 4 exponent bits of bias 7, 3 of mantissa; codes below 8 count steps of 2^-9, 127 is NaN.
+_size_bits, _sign_bit, _eight, _most_e4m3 = (constant(i32x8, c) for c in (127, 128, 8, 126))
+_e4m3_bias, _e4m3_codes, _half_e4m3 = (constant(i32x8, c) for c in (120 << 23, 120 << 3, 0x7FFFF))
+_smallest_e4m3, _e4m3_steps, _e4m3_limit = (constant(f32x8, c) for c in (2.0**-9, 2.0**9, 448.0))
+_least_normal = constant(i32x8, 0x3C800000)  # 2^-6
 _saturated, _vanished = constant(f32x8, 20.0), constant(f32x8, -40.0)
 _root_half, _mantissa, _twenty = constant(i32x8, 0x3F3504F3), constant(i32x8, 0x7FFFFF), constant(f32x8, 20.0)
 _l0, _l1, _l2 = (constant(f32x8, c) for c in (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1))
@@ -83,17 +98,53 @@ def store_bf16(address: int, x: Any) -> None:
 
 
 @inner
-def load_as(address: int, index: int, wide: int) -> Any:
-    """8 values from element `index` on, stored as float32 (`wide`) or BF16."""
-    return load_f32(address + index * 4) if wide != 0 else load_bf16(address + index * 2)
+def load_e4m3(address: int) -> Any:
+    """8 E4M3 values as float32, exact; built without denormal numbers, which a step flushes."""
+    codes = i8_to_i32(load_i8(address))
+    size = and_i32(codes, _size_bits())
+    normal = add_i32(shift_left_20(size), _e4m3_bias())
+    small = f32_as_i32(multiply_f32(i32_to_f32(size), _smallest_e4m3()))
+    bits = select_i32(subtract_i32(size, _eight()), small, normal)
+    bits = select_i32(subtract_i32(_most_e4m3(), size), _quiet(), bits)
+    return i32_as_f32(or_i32(bits, shift_left_24(and_i32(codes, _sign_bit()))))
 
 
 @inner
-def store_as(address: int, index: int, x: Any, wide: int) -> None:
-    if wide != 0:
+def store_e4m3(address: int, x: Any) -> None:
+    """8 values rounded to nearest even and saturated at +-448; NaN becomes the NaN code."""
+    bits = f32_as_i32(x)
+    size = min_f32(abs_f32(x), _e4m3_limit())
+    whole = f32_as_i32(size)
+    odd = and_i32(shift_right_20(whole), _lowest())
+    normal = subtract_i32(shift_right_20(add_i32(add_i32(whole, _half_e4m3()), odd)), _e4m3_codes())
+    small = f32_to_i32(round_f32(multiply_f32(size, _e4m3_steps())))
+    code = select_i32(subtract_i32(whole, _least_normal()), small, normal)
+    code = select_i32(is_nan(x), _size_bits(), code)
+    store_i8(address, i32_to_i8(or_i32(code, and_i32(shift_right_24(bits), _sign_bit()))))
+
+
+# Formats of `load_as` and `store_as`.
+BF16, FLOAT32, E4M3 = 0, 1, 2
+
+
+@inner
+def load_as(address: int, index: int, kind: int) -> Any:
+    """8 values from element `index` on, stored as `kind`."""
+    if kind == FLOAT32:
+        return load_f32(address + index * 4)
+    if kind == BF16:
+        return load_bf16(address + index * 2)
+    return load_e4m3(address + index)
+
+
+@inner
+def store_as(address: int, index: int, x: Any, kind: int) -> None:
+    if kind == FLOAT32:
         store_f32(address + index * 4, x)
-    else:
+    elif kind == BF16:
         store_bf16(address + index * 2, x)
+    else:
+        store_e4m3(address + index, x)
 
 
 @inner

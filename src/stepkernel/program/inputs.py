@@ -101,14 +101,19 @@ class StepInputs:
 class Caches:
     """The engine's state, one array per layer of its kind; executors use it where it lies.
 
-    latent     bfloat16 [pages, page_tokens, kv_lora_rank + rope]      per MLA layer (spec 4.2)
+    latent     bfloat16 or float8_e4m3fn [pages, page_tokens, kv_lora_rank + rope]  per MLA layer (spec 4.2)
     conv       bfloat16 [slots, conv_width - 1 + k, 3 * kda width]      per KDA layer, oldest row first (spec 4.1)
     recurrent  float32  [slots, heads, d_v, d_k]                         per KDA layer
+
+    latent_scale and query_scale belong to FP8 latents: the cache holds value / latent_scale, saturated, and queries are
+    rounded to FP8 as query / query_scale.
     """
 
     latent: Sequence[NDArray[np.generic]]
     conv: Sequence[NDArray[np.generic]]
     recurrent: Sequence[NDArray[np.float32]]
+    latent_scale: float = 1.0
+    query_scale: float = 1.0
 
     @property
     def pages(self) -> int:

@@ -1,14 +1,18 @@
 """Multi-head latent attention in absorbed form, between its projections (spec 2.6)."""
 
+from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from stepkernel.model.formats import e4m3_decode, e4m3_encode
 from stepkernel.program.stages import Absorb, Attend, LatentInsert, Matrix, ValueGate
 from stepkernel.reference.numerics import Floats, rms_norm, sigmoid
 from stepkernel.reference.step import Step
 
+E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 KEY_BLOCK = 1024  # cache rows and
 QUERY_BLOCK = 32  # queries per tile, so that a long prompt's scores never exceed heads x 32 x 1024
 ONE_BY_ONE = 8  # up to so many queries each is computed alone, as plain decode would
@@ -26,7 +30,10 @@ def latent_insert(stage: LatentInsert, step: Step) -> None:
     slots = step.inputs.slot_mapping
     kept = slots >= 0
     page, offset = np.divmod(slots[kept], cache.shape[1])
-    cache[page, offset] = rows[kept].astype(cache.dtype)
+    if cache.dtype == E4M3:
+        cache[page, offset] = e4m3_encode(rows[kept] * np.float32(1.0 / step.caches.latent_scale)).view(E4M3)
+    else:
+        cache[page, offset] = rows[kept].astype(cache.dtype)
     if stage.query_low and stage.query_norm and stage.query_out:
         query = rms_norm(step.read(stage.query_low), step.weights.vector(stage.query_norm), stage.eps)
         step.write(stage.query_out, query)
@@ -66,17 +73,24 @@ def attend(stage: Attend, step: Step) -> None:
     """Softmax over the request's cached rows; out is the mixed latent, rounded once (spec 2.6).
 
     x [rows, heads (lora + rope)], out [rows, heads lora]. Causal: query i sees the first length - queries + i + 1
-    rows; otherwise every query sees all of them.
+    rows; otherwise every query sees all of them. With FP8 latents the queries are rounded to FP8 too, and both scales
+    multiply the float32 scores and sums (spec 2.6).
     """
-    inputs = step.inputs
+    inputs, caches = step.inputs, step.caches
     queries = step.read(stage.x).reshape(inputs.requests, inputs.queries, stage.heads, -1)
+    latent_scale = 1.0
+    if caches.latent[stage.index].dtype == E4M3:
+        queries = e4m3_decode(e4m3_encode(queries * np.float32(1.0 / caches.query_scale)))
+        latent_scale = caches.latent_scale
+        stage = replace(stage, scale=stage.scale * caches.query_scale * latent_scale)
     out = np.zeros((*queries.shape[:3], stage.lora), np.float32)
     cache = step.caches.latent[stage.index]
     for r, length in enumerate(inputs.lengths.tolist()):
         # A request shorter than its queries has no context for the first of them; they stay zero.
         first = max(0, inputs.queries - length) if stage.causal else inputs.queries * (length <= 0)
         if first < inputs.queries:
-            out[r, first:] = _attend_one(stage, queries[r, first:], cache, inputs.page_table[r], length)
+            mixed = _attend_one(stage, queries[r, first:], cache, inputs.page_table[r], length)
+            out[r, first:] = mixed * np.float32(latent_scale)
     step.write(stage.out, out.reshape(inputs.rows, -1))
 
 

@@ -12,9 +12,14 @@ from stepkernel.model.shard import Shard, shard_sizes
 from stepkernel.program.inputs import Caches
 
 CacheDtype = Literal["bf16", "float32"]
+LatentDtype = Literal["bf16", "float32", "fp8"]
 
 _ALIGNMENT = 64
-_DTYPES = {"bf16": np.dtype(ml_dtypes.bfloat16), "float32": np.dtype(np.float32)}
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "float32": np.dtype(np.float32),
+    "fp8": np.dtype(ml_dtypes.float8_e4m3fn),
+}
 
 
 def allocate_caches(
@@ -25,10 +30,12 @@ def allocate_caches(
     dtype: CacheDtype = "bf16",
     drafts: int = 0,
     shard: Shard | None = None,
+    latent_dtype: LatentDtype | None = None,
 ) -> Caches:
     """Caches of `pages` pages and `slots` state slots; page 0 and slot 0 are the null ones and are counted.
 
-    dtype is that of the latent rows and of the convolution windows; the recurrent state is always float32.
+    dtype is that of the convolution windows and, unless `latent_dtype` says otherwise, of the latent rows; the
+    recurrent state is always float32.
     `drafts` widens the windows for verification steps. Zeroed by the system on first touch.
     """
     if min(pages, slots, page_tokens) < 1 or drafts < 0:
@@ -40,7 +47,7 @@ def allocate_caches(
     recurrent = (slots, sizes.kda_heads, linear.head_dim, linear.head_dim)
     values = _DTYPES[dtype]
     return Caches(
-        latent=tuple(_aligned(latent, values) for _ in config.mla_layers),
+        latent=tuple(_aligned(latent, _DTYPES[latent_dtype or dtype]) for _ in config.mla_layers),
         conv=tuple(_aligned(conv, values) for _ in config.kda_layers),
         recurrent=tuple(_aligned(recurrent, np.dtype(np.float32)) for _ in config.kda_layers),
     )

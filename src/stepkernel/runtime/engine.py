@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 from stepkernel.model.config import ModelConfig
 from stepkernel.model.weights import Weights
@@ -15,9 +15,12 @@ from stepkernel.program.inputs import Caches, StepInputs, StepOutputs
 from stepkernel.program.program import MAX_ROWS
 from stepkernel.program.routing import BACKENDS, Backend, Kind, Reason, Route, RouteCounter, StepFacts, route
 from stepkernel.reference.executor import ReferenceExecutor
+from stepkernel.runtime.caches import LatentDtype
 from stepkernel.runtime.sampling import RequestError
 
 Precision = Literal["bf16", "float32"]
+KvCacheDtype = Literal["bfloat16", "fp8"]
+KV_CACHE_DTYPES: tuple[KvCacheDtype, ...] = get_args(KvCacheDtype)
 Progress = Callable[[int, int], None]
 
 KEPT_TIMES = 10_000
@@ -47,7 +50,7 @@ class EngineOptions:
     CPU path.
 
     precision "float32" rounds no activation; it is for comparisons. drafts: most drafted tokens that a step verifies
-    for each request.
+    for each request. kv_cache_dtype: of the latent rows; default: that of the precision.
     """
 
     backend: Backend = "latency_specialized"
@@ -57,6 +60,7 @@ class EngineOptions:
     max_requests: int = 8
     prefill_chunk: int = 256
     drafts: int = 0
+    kv_cache_dtype: KvCacheDtype | None = None
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
@@ -69,6 +73,8 @@ class EngineOptions:
             raise RequestError(f"max_requests {self.max_requests}: a step takes 1 to {MAX_ROWS} requests")
         if self.drafts < 0:
             raise RequestError(f"drafts {self.drafts}: must be 0 or more")
+        if self.kv_cache_dtype not in (None, *KV_CACHE_DTYPES):
+            raise RequestError(f"kv_cache_dtype {self.kv_cache_dtype!r}: supported: {', '.join(KV_CACHE_DTYPES)}")
         if self.max_requests * self.queries > MAX_ROWS:
             raise RequestError(
                 f"max_requests {self.max_requests} with {self.drafts} drafts each: a step takes up to {MAX_ROWS} "
@@ -76,6 +82,13 @@ class EngineOptions:
             )
         if self.prefill_chunk < 1:
             raise RequestError(f"prefill_chunk {self.prefill_chunk}: must be at least 1")
+
+    @property
+    def latent_dtype(self) -> LatentDtype:
+        """How the latent rows of target and draft are kept."""
+        if self.kv_cache_dtype is None:
+            return self.precision
+        return "fp8" if self.kv_cache_dtype == "fp8" else "bf16"
 
     @property
     def queries(self) -> int:

@@ -19,7 +19,7 @@ from stepkernel.program.routing import Backend
 from stepkernel.runtime.batch import decode_inputs, prefill_inputs
 from stepkernel.runtime.caches import allocate_caches, clear_slot
 from stepkernel.runtime.drafting import Draft, DrafterFactory
-from stepkernel.runtime.engine import Engine, EngineOptions, Precision, Progress, pack, specialise
+from stepkernel.runtime.engine import Engine, EngineOptions, KvCacheDtype, Precision, Progress, pack, specialise
 from stepkernel.runtime.pages import Pool
 from stepkernel.runtime.sampling import NOT_A_NUMBER, RequestError, Sampling, sample
 from stepkernel.runtime.sequence import Event, Result, Sequence, StopRules, check_prompt
@@ -76,6 +76,7 @@ class Session:
         prefill_chunk: int = 256,
         draft: str | Path | None = None,
         speculation: SpeculationOptions | None = None,
+        kv_cache_dtype: KvCacheDtype | None = None,
         progress: Progress | None = None,
     ) -> Session:
         """Opens a model directory. Options are checked before weights are read.
@@ -83,7 +84,8 @@ class Session:
         max_context: tokens of prompt and answer per request (default: the model's, at most 4096).
         cache_pages: pages of `page_tokens` tokens for all requests together (default: enough for
         max_requests full contexts); with fewer, requests wait for each other. draft, speculation: directory of a
-        DSpark draft made for the model, and how to use it. progress: passed on while weights are repacked.
+        DSpark draft made for the model, and how to use it. kv_cache_dtype: "bfloat16" or "fp8" for the latent rows of
+        model and draft. progress: passed on while weights are repacked.
         """
         if (draft is None) != (speculation is None):
             raise RequestError(
@@ -92,7 +94,9 @@ class Session:
         drafts = 0 if speculation is None else speculation.num_speculative_tokens
         if draft is not None:
             DraftConfig.from_file(draft).check_drafts(drafts)
-        options = EngineOptions(backend, threads, activation_bits, precision, max_requests, prefill_chunk, drafts)
+        options = EngineOptions(
+            backend, threads, activation_bits, precision, max_requests, prefill_chunk, drafts, kv_cache_dtype
+        )
         directory = Path(model_dir)
         checkpoint = Checkpoint.open(directory)
         config = checkpoint.config
@@ -107,7 +111,8 @@ class Session:
         if usable < 1:
             raise RequestError(f"cache_pages {usable}: must be at least 1")
         slots = max_requests * options.queries + 1
-        caches = allocate_caches(config, usable + 1, slots, page_tokens, precision, drafts)
+        latents = options.latent_dtype
+        caches = allocate_caches(config, usable + 1, slots, page_tokens, precision, drafts, latent_dtype=latents)
         weights = checkpoint.weights(Shard(0, 1))
         taps = None if opened is None else opened.taps
         packed: Any = None
@@ -118,7 +123,7 @@ class Session:
         engine = Engine(config, weights, caches, options, specialised, taps)
         speculator = None
         if opened is not None and speculation is not None:
-            own = allocate_caches(opened.backbone, usable + 1, 1, page_tokens, precision)
+            own = allocate_caches(opened.backbone, usable + 1, 1, page_tokens, precision, latent_dtype=latents)
             make = DrafterFactory(opened, weights, own, options, context + drafts, specialised, packed)
             speculator = Speculator(speculation, opened.taps, make, page_tokens)
         return cls(config, engine, caches, TextCodec(directory), context, speculator)

@@ -36,14 +36,15 @@ from stepkernel.cpu.step import (
     ROWS,
     SLOT_MAPPING,
 )
-from stepkernel.cpu.vmath import load_as, round_if, store_as
+from stepkernel.cpu.vmath import E4M3, load_as, load_e4m3, round_if, store_as, store_e4m3
 from stepkernel.model.weights import Weights
 from stepkernel.program.stages import Attend, LatentInsert
 
 CHUNK = 16  # cache rows widened to float32 at a time; fixed, so that a row's result depends on its own length only
 HEADS = 4  # heads that share the loads of a chunk
 _insert_arguments, _attend_arguments = words(14), words(11)
-_INSERT_EPS, _ATTEND_SCALE = 8 * 14, 8 * 11
+_INSERT_EPS, _INSERT_SCALE = 8 * 14, 8 * 15
+_ATTEND_SCALE, _ATTEND_QUERY, _ATTEND_LATENT = 8 * 11, 8 * 12, 8 * 13
 
 
 def pack_insert(stage: LatentInsert, weights: Weights, arena: Arena) -> tuple[int, ...]:
@@ -60,8 +61,15 @@ def pack_insert(stage: LatentInsert, weights: Weights, arena: Arena) -> tuple[in
 
 
 def encode_insert(
-    stage: LatentInsert, packed: tuple[int, ...], layout: Layout, cache: int, row_bytes: int, wide: bool
+    stage: LatentInsert,
+    packed: tuple[int, ...],
+    layout: Layout,
+    cache: int,
+    row_bytes: int,
+    kind: int,
+    latent_scale: float,
 ) -> list[Record]:
+    """`kind`: format of the cache's values; what is stored is divided by `latent_scale` (1 unless it is FP8)."""
     low = (0, 0) if stage.query_low is None else layout.at(stage.query_low)
     out = (0, 0) if stage.query_out is None else layout.at(stage.query_out)
     arguments = (
@@ -69,13 +77,14 @@ def encode_insert(
         *packed,
         cache,
         row_bytes,
-        int(wide),
+        kind,
         stage.lora,
         stage.rope,
         *low,
         *out,
         stage.query_rank,
         float(stage.eps),
+        1.0 / latent_scale,
     )
     return [Record(Operation.INSERT, arguments)]
 
@@ -91,7 +100,7 @@ def insert(record: int, step: int, threads: int, thread: int) -> None:
         q_norm,
         cache,
         row_bytes,
-        wide,
+        kind,
         lora,
         rope,
         low,
@@ -101,6 +110,7 @@ def insert(record: int, step: int, threads: int, thread: int) -> None:
         rank,
     ) = _insert_arguments(record)
     eps = get_f32(record + _INSERT_EPS)
+    shrink = splat_f32(get_f32(record + _INSERT_SCALE))
     rounds = get_i64(step + ROUNDS)
     mapping = get_i64(step + SLOT_MAPPING)
     first, last = share(get_i64(step + ROWS), threads, thread)
@@ -118,9 +128,9 @@ def insert(record: int, step: int, threads: int, thread: int) -> None:
         scale = _inverse_rms(x, lora, eps)
         for i in range(0, lora, 8):
             value = multiply_f32(multiply_f32(load_f32(x + i * 4), scale), load_f32(kv_norm + i * 4))
-            store_as(target, i, round_if(value, rounds), wide)
+            store_as(target, i, multiply_f32(round_if(value, rounds), shrink), kind)
         for i in range(lora, lora + rope, 8):
-            store_as(target, i, load_f32(x + i * 4), wide)
+            store_as(target, i, multiply_f32(load_f32(x + i * 4), shrink), kind)
 
 
 @inner
@@ -134,21 +144,26 @@ def _inverse_rms(x: int, width: int, eps: float) -> object:
 
 def attend_scratch(stage: Attend) -> int:
     width = stage.lora + stage.rope
-    return 4 * (CHUNK * width + HEADS * (CHUNK + 2 + stage.lora)) + 256
+    return 4 * (CHUNK * width + HEADS * (CHUNK + 2 + stage.lora + width)) + 256
 
 
-def encode_attend(stage: Attend, layout: Layout, cache: int, row_bytes: int, wide: bool) -> list[Record]:
+def encode_attend(
+    stage: Attend, layout: Layout, cache: int, row_bytes: int, kind: int, query_scale: float, latent_scale: float
+) -> list[Record]:
+    """`kind`: format of the cache's values. The scales are 1 unless it is FP8, for which queries are rounded too."""
     arguments = (
         *layout.at(stage.x),
         *layout.at(stage.out),
         cache,
         row_bytes,
-        int(wide),
+        kind,
         stage.heads,
         stage.lora,
         stage.rope,
         int(stage.causal),
-        float(stage.scale),
+        float(stage.scale * query_scale * latent_scale),
+        1.0 / query_scale,
+        float(latent_scale),
     )
     return [Record(Operation.ATTEND, arguments, scratch=attend_scratch(stage))]
 
@@ -157,7 +172,7 @@ def encode_attend(stage: Attend, layout: Layout, cache: int, row_bytes: int, wid
 def attend(record: int, step: int, threads: int, thread: int, scratch: int) -> None:
     """Units are (row, up to four heads). The softmax runs on line over chunks of 16 cache rows (flash attention)."""
     out_of_line()
-    x, x_stride, out, out_stride, cache, row_bytes, wide, heads, lora, rope, causal = _attend_arguments(record)
+    x, x_stride, out, out_stride, cache, row_bytes, kind, heads, lora, rope, causal = _attend_arguments(record)
     scale = get_f32(record + _ATTEND_SCALE)
     queries = get_i64(step + QUERIES)
     rounds = get_i64(step + ROUNDS)
@@ -178,7 +193,28 @@ def attend(record: int, step: int, threads: int, thread: int, scratch: int) -> N
             length += row - request * queries + 1 - queries
         q = x + row * x_stride + head * width * 4
         y = out + row * out_stride + head * lora * 4
-        _attend_heads(q, y, cache, row_bytes, wide, request, length, count, lora, width, scale, rounds, step, scratch)
+        if kind == E4M3:
+            q = _round_queries(q, scratch + _rounded_at(width, lora), count * width, get_f32(record + _ATTEND_QUERY))
+        enlarge = get_f32(record + _ATTEND_LATENT)
+        _attend_heads(
+            q, y, cache, row_bytes, kind, request, length, count, lora, width, scale, enlarge, rounds, step, scratch
+        )
+
+
+@inner
+def _rounded_at(width: int, lora: int) -> int:
+    """Offset in a thread's scratch of the queries that were rounded to FP8."""
+    return 4 * (CHUNK * width + HEADS * (CHUNK + 2 + lora))
+
+
+@inner
+def _round_queries(q: int, target: int, count: int, scale: float) -> int:
+    """Queries times `scale`, rounded to E4M3, as float32 at `target`, which is returned (spec 2.6)."""
+    factor = splat_f32(scale)
+    for i in range(0, count, 8):
+        store_e4m3(target + i * 4, multiply_f32(load_f32(q + i * 4), factor))
+        store_f32(target + i * 4, load_e4m3(target + i * 4))
+    return target
 
 
 @inner
@@ -187,13 +223,14 @@ def _attend_heads(
     y: int,
     cache: int,
     row_bytes: int,
-    wide: int,
+    kind: int,
     request: int,
     length: int,
     count: int,
     lora: int,
     width: int,
     scale: float,
+    enlarge: float,
     rounds: int,
     step: int,
     scratch: int,
@@ -220,14 +257,14 @@ def _attend_heads(
             source = cache + (page * page_tokens + position % page_tokens) * row_bytes
             target = chunk + t * width * 4
             for i in range(0, width, 8):
-                store_f32(target + i * 4, load_as(source, i, wide))
+                store_f32(target + i * 4, load_as(source, i, kind))
         for h in range(count):
             _score(q + h * width * 4, chunk, weights + h * CHUNK * 4, size, width, scale)
             _rescale(weights + h * CHUNK * 4, tops + h * 4, totals + h * 4, sums + h * lora * 4, size, lora)
         _accumulate(chunk, weights, sums, count, size, lora, width)
     for h in range(count):
         total = get_f32(totals + h * 4)
-        inverse = splat_f32(np.float32(1.0) / total) if length > 0 else zero_f32()
+        inverse = splat_f32(enlarge / total) if length > 0 else zero_f32()
         for i in range(h * lora * 4, (h + 1) * lora * 4, 32):
             store_f32(y + i, round_if(multiply_f32(load_f32(sums + i), inverse), rounds))
 
