@@ -2,7 +2,7 @@
 
 import typer
 
-from stepkernel.cli import eval_invariance, eval_long_context, eval_numerics, eval_tasks
+from stepkernel.cli import eval_invariance, eval_kv_cache, eval_long_context, eval_numerics, eval_tasks
 
 evaluate = typer.Typer(help="Accuracy.", no_args_is_help=True)
 
@@ -15,4 +15,5 @@ def group() -> None:
 evaluate.command("numerics")(eval_numerics.numerics)
 evaluate.command("invariance")(eval_invariance.invariance)
 evaluate.command("long-context")(eval_long_context.long_context)
+evaluate.command("kv-cache")(eval_kv_cache.kv_cache)
 evaluate.command("tasks")(eval_tasks.tasks)
