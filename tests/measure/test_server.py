@@ -131,8 +131,9 @@ def test_token_counts(usage: str) -> None:
         assert sum(found.chunk_tokens or ()) == (40 if known else 0)
 
 
-def test_a_server_without_token_ids_gets_words() -> None:
-    with simulated(Behaviour(step_ms=1.0, token_ids=False)) as address:
+@pytest.mark.parametrize("status", [422, 500])
+def test_a_server_without_token_ids_gets_words(status: int) -> None:
+    with simulated(Behaviour(step_ms=1.0, token_ids=False, refusal_status=status)) as address:
         target = ServerTarget(address)
         assert not target.server.dialect.token_ids
         assert target.server.dialect.extras

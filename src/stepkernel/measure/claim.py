@@ -82,7 +82,8 @@ def _decode(record: DecodeRecord, running: int) -> str:
         f"{what} {side.step_ms:.3g} ms (gaps between chunks while exactly {running} {decode} and none prefills, "
         f"{len(side.runs)} runs of medians {min(side.runs):.3g} to {max(side.runs):.3g} ms)"
     )
-    if side.tokens_per_step is not None and side.tokens_per_step > COALESCED and side.per_token_ms is not None:
+    drafts = record.protocol.acceptance != "none"
+    if drafts and side.tokens_per_step is not None and side.per_token_ms is not None:
         text += f", {side.tokens_per_step:.2f} tokens per step, so {side.per_token_ms:.3g} ms per token"
     if result.step_ratio is None or result.baseline is None or record.baseline is None:
         return f"{text}."

@@ -16,7 +16,6 @@ from stepkernel.measure.errors import MeasureError
 from stepkernel.measure.trace import Request
 
 Endpoint = Literal["completions", "chat"]
-REFUSED = (400, 404, 422)  # how servers say that a field is not theirs
 WORDS = ("time", "way", "year", "day", "man", "life", "child", "world", "school", "state", "family", "hand")
 
 

@@ -46,6 +46,7 @@ class Behaviour:
     warm_up_factor: float = 1.0
     usage: str = "chunk"
     token_ids: bool = True
+    refusal_status: int = 422
     seed: int = 0
 
 
@@ -96,7 +97,7 @@ class Simulator:
     async def _complete(self, body: dict[str, Any], receive: Receive, send: Send) -> None:
         prompt = body["prompt"]
         if isinstance(prompt, list) and not self.behaviour.token_ids:
-            await _answer(send, 422, {"error": {"message": "prompt must be a string"}})
+            await _answer(send, self.behaviour.refusal_status, {"error": {"message": "prompt must be a string"}})
             return
         length = len(prompt) if isinstance(prompt, list) else len(prompt.split())
         stream = _Stream(len(self.streams), body["max_tokens"], length)
