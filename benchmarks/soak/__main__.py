@@ -21,7 +21,8 @@ from rich.progress import Progress
 from benchmarks.soak.memory import ALLOWED_MB, Memory, listening
 from benchmarks.soak.traffic import Clients, Tally, one_client, questions, solo
 
-SAMPLE_SECONDS = 5.0
+SAMPLES = 120  # of the memory, spread over the run
+LONGEST_SECONDS = 5.0
 console = Console()
 
 
@@ -77,7 +78,7 @@ async def _soak(address: str, minutes: float, count: int, seed: int, memory: Mem
                 passed = time.monotonic() - started
                 memory.sample(passed / 60)
                 progress.update(task, completed=passed, description=f"{sum(tally.done.values())} requests")
-                await asyncio.wait(tasks, timeout=SAMPLE_SECONDS)
+                await asyncio.wait(tasks, timeout=min(LONGEST_SECONDS, 60 * minutes / SAMPLES))
         await asyncio.gather(*tasks)
         after = await solo(connections, asked)
         await connections.close()
