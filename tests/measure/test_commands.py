@@ -54,6 +54,20 @@ def test_bench_decode(server: str, tmp_path: Path) -> None:
     assert result.exit_code == (1 if any(r.refusals for r in record.results) else 0)
 
 
+def test_bench_decode_of_a_model_in_this_process(tmp_path: Path) -> None:
+    file = tmp_path / "record.json"
+    options = ["--running-requests", "2", "--output-len", "12", "--runs", "1", "--prompts", "1", "--warm-up", "0"]
+    result = RUNNER.invoke(
+        app, ["bench", "decode", "tiny-k3", "--decode-backend", "standard", *options, "--json", str(file)]
+    )
+    assert result.exit_code == 0, result.output
+    record = read_record(file)
+    assert isinstance(record, DecodeRecord)
+    assert record.blocks[0].routes == {"specialized": {}, "standard": {"the standard backend was chosen": 12}}
+    assert [r.output_tokens for r in record.blocks[0].requests] == [12, 12]
+    assert len(record.environment.weights_hash or "") == 64
+
+
 def test_bench_decode_under_mixed_load(server: str, tmp_path: Path) -> None:
     file = tmp_path / "record.json"
     options = ["--running-requests", "2", "--input-len", "64", "--output-len", "30", "--runs", "1", "--prompts", "3"]

@@ -64,7 +64,7 @@ def _row(result: DecodeResult, name: str, side: Side) -> list[str]:
         "-" if side.p90_ms is None else f"{side.p90_ms:.3f}",
         "-" if side.per_token_ms is None else f"{side.per_token_ms:.3f}",
         "-" if side.tokens_per_step is None else f"{side.tokens_per_step:.2f}",
-        f"{min(side.runs):.3f} {max(side.runs):.3f}",
+        f"{min(side.runs):.4g} {max(side.runs):.4g}",
         str(side.samples),
     ]
 
