@@ -77,6 +77,30 @@ print(json.dumps([before, running, after, errors]))
     assert run(SETUP + code) == [0, 2, 0, ["the executor is closed"] * 2]
 
 
+def test_a_forked_child_is_refused() -> None:
+    """It would wait for threads that were not forked with it; the parent goes on."""
+    code = """
+import os
+made, inputs = engine(2)
+executor = made.executor()
+executor.run(inputs)
+reader, writer = os.pipe()
+if os.fork() == 0:
+    try:
+        executor.run(inputs)
+    except ValueError as error:
+        os.write(writer, str(error).encode())
+    executor.close()
+    os._exit(0)
+os.close(writer)
+said = os.read(reader, 1000).decode()
+os.wait()
+executor.run(inputs)
+print(json.dumps(said))
+"""
+    assert run(SETUP + code) == "this process was forked from the executor's and has none of its threads; fork first"
+
+
 def test_close_before_the_first_step_and_while_workers_sleep() -> None:
     code = """
 from stepkernel.cpu.executor import CpuExecutor

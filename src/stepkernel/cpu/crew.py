@@ -29,6 +29,7 @@ class Crew:
         if not 1 <= count <= MAX_THREADS:
             raise ValueError(f"threads {count}: supported are 1 to {MAX_THREADS}")
         self.threads = count
+        self._process = os.getpid()
         raw = np.zeros(team.CONTROL_BYTES + LINE, np.uint8)
         start = -address(raw) % LINE
         self._control = raw[start : start + team.CONTROL_BYTES].view(np.int32)
@@ -48,6 +49,8 @@ class Crew:
         """
         if not self._stop.alive:
             raise ValueError("the executor is closed")
+        if os.getpid() != self._process:
+            raise ValueError("this process was forked from the executor's and has none of its threads; fork first")
         start = time.perf_counter_ns()
         interpreter.enter(table, block, address(self._control), threads, 0, address(scratch), scratch.strides[0])
         return time.perf_counter_ns() - start
