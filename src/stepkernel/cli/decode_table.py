@@ -33,7 +33,7 @@ def print_decode(record: DecodeRecord, console: Console) -> None:
         console.print(
             f"direct replay, {check.running_requests} requests, contexts {check.contexts[0]} to {check.contexts[1]}: "
             f"{check.replay_ms:.3f} ms; here {check.step_ms:.3f} ms, {check.difference_ms:+.3f} ms "
-            f"({100 * check.difference_ms / check.replay_ms:+.1f} %) of sampling and Python",
+            f"({100 * check.difference_ms / check.replay_ms:+.1f} %): sampling, Python, other load of the machine",
             soft_wrap=True,
         )
     _print_routes(record, console)
