@@ -1,10 +1,13 @@
 """Cloze on tiny-k3 in process and through a server; grading; MRCR rows; comparison of two sides."""
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from stepkernel.evaluate import harness
 from stepkernel.evaluate.answers import (
     Answer,
     Reply,
@@ -141,3 +144,29 @@ def test_server_errors_are_one_line() -> None:
         pytest.raises(MeasureError, match="HTTP 404"),
     ):
         server.post("/nowhere", {})
+
+
+def test_the_harness_is_asked_with_our_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a stand-in with the library's interface: it and its data sets are an optional part."""
+    asked = []
+
+    def simple_evaluate(**options: object) -> dict[str, object]:
+        asked.append(options)
+        sample = {"doc_id": 7, "filter": "flexible-extract", "resps": [["cut of"]], "exact_match": 0.0}
+        return {"samples": {"gpqa_diamond_cot_zeroshot": [sample]}}
+
+    monkeypatch.setattr(harness, "harness", lambda: SimpleNamespace(simple_evaluate=simple_evaluate))
+    monkeypatch.setattr(harness, "_client", lambda *a: ("client", {"cut of": "length"}))
+    found = harness.ask_harness("gpqa_diamond", "http://x", "m", 5, 2, 4, 99, 0.7)
+    assert found == [Answer("question 7", 0.0, True)] * 2
+    assert [options["gen_kwargs"] for options in asked] == [
+        {"temperature": 0.7, "max_gen_toks": 99, "seed": seed} for seed in (0, 1)
+    ]
+    assert asked[0]["tasks"] == ["gpqa_diamond_cot_zeroshot"]
+    assert asked[0]["limit"] == 5
+
+
+def test_a_missing_harness_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    with pytest.raises(ValueError, match=r"pip install 'stepkernel\[eval\]'"):
+        harness.harness()

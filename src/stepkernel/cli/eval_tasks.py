@@ -130,4 +130,6 @@ def _ask(side: str, name: str, settings: Settings, concurrency: int, max_tokens:
         if name == "mrcr_v2":
             return ask_mrcr(server, conversations, settings.repeats)
         model = server.model
-    return ask_harness(name, side, model, settings.limit, settings.repeats, concurrency, max_tokens)
+    return ask_harness(
+        name, side, model, settings.limit, settings.repeats, concurrency, max_tokens, settings.temperature
+    )

@@ -27,9 +27,16 @@ def harness() -> Any:
 
 
 def ask_harness(
-    task: str, address: str, model: str, limit: int | None, repeats: int, concurrency: int, max_tokens: int
+    task: str,
+    address: str,
+    model: str,
+    limit: int | None,
+    repeats: int,
+    concurrency: int,
+    max_tokens: int,
+    temperature: float = 0.0,
 ) -> list[Answer]:
-    """Every question once per repeat. Raises ValueError if the library, the data or the server is not there."""
+    """Every question once per repeat, with another seed each. ValueError if library, data or server is not there."""
     lm_eval = harness()
     client, finishes = _client(address, model, concurrency, max_tokens)
     found: list[Answer] = []
@@ -42,7 +49,7 @@ def ask_harness(
                 log_samples=True,
                 apply_chat_template=True,
                 bootstrap_iters=0,
-                random_seed=repeat,
+                gen_kwargs={"temperature": temperature, "max_gen_toks": max_tokens, "seed": repeat},
             )
         except Exception as error:  # of the harness, of its data sets and of the network
             raise ValueError(
