@@ -169,14 +169,14 @@ def acceptance(
         soft_wrap=True,
     )
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("drafts", "verifications", "tokens each", *(f">={i}" for i in range(1, max(drafts) + 1))):
+    for heading in ("drafts", "steps", "tokens each", *(f">={i}" for i in range(1, max(drafts) + 1))):
         table.add_column(heading, justify="right")
     for a in found:
         shares = [f"{share:.3f}" for share in a.at_least] + [""] * (max(drafts) - a.drafts)
         table.add_row(str(a.drafts), str(a.verifications), f"{a.length:.2f}", *shares)
     console.print(table)
     console.print(
-        "[dim]tokens each = accepted drafts + 1 per verification; >=i = share of verifications that accepted at least "
-        "i drafts.[/]",
+        "[dim]steps = verifications; tokens each = accepted drafts + 1 per step; >=i = share of steps that accepted at "
+        "least i drafts.[/]",
         soft_wrap=True,
     )

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from statistics import median
 
 KEPT = 9  # times of one (load, drafts) that count
-PLAIN_SAMPLES = 2  # before plain decode serves as the measure
+FIRST_SAMPLES = 2  # before a time is believed; of so few the shortest counts, because a neighbour only makes it longer
 PRIOR_RATE, PRIOR_WEIGHT = 0.6, 3.0  # acceptance of a position nobody has seen
 MEMORY = 0.98  # weight of a round's acceptance against the one after it, and
 FORGETTING = 0.99  # per round without drafts: another text may be easier
+OUTLIER = 2.0  # times what such a round takes, or is expected to take: longer ones are charged as this long
 MARGIN = 1.02  # speculation must be expected to be this much faster than plain decode
 BUDGET = 0.015  # of the time: what drafting in vain may cost in the long run, and
 ALLOWANCE = 2.0  # plain steps, what it may cost at the start
@@ -34,11 +35,15 @@ class _Load:
         if not known:
             return float("inf")
         if drafts in known or len(known) == 1:
-            return median(self.times[drafts if drafts in known else known[0]])
+            return _typical(self.times[drafts if drafts in known else known[0]])
         above = next((k for k in known if k > drafts), known[-1])
         below = known[known.index(above) - 1]
-        low, high = median(self.times[below]), median(self.times[above])
+        low, high = _typical(self.times[below]), _typical(self.times[above])
         return low + (high - low) * (drafts - below) / (above - below)
+
+
+def _typical(times: deque[float]) -> float:
+    return median(times) if len(times) > FIRST_SAMPLES else min(times)
 
 
 class DraftLength:
@@ -71,11 +76,11 @@ class DraftLength:
         if not self.adaptive:
             return self.most
         load = self._load(requests)
-        if len(load.samples(0)) < PLAIN_SAMPLES:
+        if len(load.samples(0)) < FIRST_SAMPLES:
             return 0
         for k in (1, self.most):
             # Until it may be tried, the longest block counts as what a line through none and one makes of it.
-            if not load.samples(k) and self._affordable(load, k):
+            if len(load.samples(k)) < FIRST_SAMPLES and self._affordable(load, k):
                 return k
         plain = load.cost(0)
         gains = [self.expected_tokens(k) * plain / load.cost(k) for k in range(self.most + 1)]
@@ -120,8 +125,10 @@ class DraftLength:
                 self._passed[position] = MEMORY * self._passed[position] + sum(count > position for count in accepted)
             if load.samples(0):
                 tokens = 1 + sum(accepted) / len(accepted)
-                # Gains are not saved up: they would pay for a long loss later.
-                self._account = max(self._account + seconds - tokens * load.cost(0), 0.0)
+                # A round that a neighbour made long is not the draft's fault. Gains are not saved up: they would pay
+                # for a long loss later.
+                charged = min(seconds, OUTLIER * load.cost(drafts))
+                self._account = max(self._account + charged - tokens * load.cost(0), 0.0)
         load.samples(drafts).append(seconds)
 
     def rate(self, position: int) -> float:
