@@ -19,6 +19,10 @@ from stepkernel.cli.common import (
     results,
 )
 
+COLUMNS = (
+    "reqs = running requests, K = drafts; plain round, verification step, draft and whole round in ms; ratio = verify "
+    "/ plain; even = tokens per round from which K drafts pay; tokens = per request and round; gain = speed-up"
+)
 DRAFT = typer.Option(help="Directory of a DSpark draft, or tiny-k3-dspark.")
 
 
@@ -69,33 +73,21 @@ def speculation(
         soft_wrap=True,
     )
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in (
-        "requests",
-        "drafts",
-        "plain ms",
-        "verify ms",
-        "ratio",
-        "draft ms",
-        "round ms",
-        "break-even",
-        "tokens",
-        "tokens/s",
-        "speed-up",
-    ):
+    for heading in ("reqs", "K", "plain", "verify", "ratio", "draft", "round", "even", "tokens", "tok/s", "gain"):
         table.add_column(heading, justify="right")
     for t in found:
         table.add_row(
             str(t.running_requests),
             str(t.drafts),
-            *(f"{ms:.3f}" for ms in (t.plain_ms, t.verify_ms)),
+            *(f"{ms:.2f}" for ms in (t.plain_ms, t.verify_ms)),
             f"{t.verify_ratio:.2f}",
-            *(f"{ms:.3f}" for ms in (t.draft_ms, t.round_ms)),
+            *(f"{ms:.2f}" for ms in (t.draft_ms, t.round_ms)),
             *(f"{value:.2f}" for value in (t.break_even, t.tokens_per_round)),
             f"{t.tokens_per_second:.0f}",
             f"{t.speed_up:.2f}",
         )
     console.print(table)
-    for line in (PROTOCOL, FORMULA, "" if natural else NOTE):
+    for line in (COLUMNS, PROTOCOL, FORMULA, "" if natural else NOTE):
         if line:
             console.print(f"[dim]{line}.[/]", soft_wrap=True)
     if json_file is not None:
