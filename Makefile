@@ -36,7 +36,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -m 'not slow' -n auto --maxprocesses 4 --dist worksteal
 	$(MAKE) --no-print-directory test-vllm-quick
 
 check-full: lint
