@@ -30,7 +30,7 @@ def test_attention(config: ModelConfig, path: Path) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_recurrence(config: ModelConfig, path: Path) -> None:
-    found = recurrence_points(config, paths().make_for(path), (1, 4, 1500))
+    found = recurrence_points(config, paths().make_for(path), (1, 4, 500))
     assert all(p.error < 1e-4 and 0 < p.size < 1e4 for p in found), found
 
 
@@ -41,5 +41,5 @@ def test_drift_is_seen() -> None:
             self.caches.recurrent[0][1] *= np.float32(1 + 1e-5)
 
     config, make = preset("tiny-k3"), paths().make_for("latency_specialized")
-    drifting = recurrence_points(config, lambda p, w, c: Drifting(make(p, w, c)), (1500,))  # type: ignore[arg-type]
+    drifting = recurrence_points(config, lambda p, w, c: Drifting(make(p, w, c)), (500,))  # type: ignore[arg-type]
     assert drifting[0].error > 1e-4
