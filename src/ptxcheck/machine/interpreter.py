@@ -1,0 +1,399 @@
+"""Runs a launch: warps in turn, each for some instructions, lanes of a warp in groups of equal program counter."""
+
+from typing import Any
+
+import numpy as np
+
+from ptxcheck.machine import at, codes, state
+from ptxcheck.machine.access import atomic, load, store
+from ptxcheck.machine.barriers import (
+    arrive,
+    commit_group,
+    complete_barrier,
+    finish_copy,
+    group_done,
+    mbarrier_arrive,
+    mbarrier_init,
+    mbarrier_invalidate,
+    mbarrier_wait,
+    start_copy,
+)
+from ptxcheck.machine.convert import convert
+from ptxcheck.machine.findings import report
+from ptxcheck.machine.floating import floating
+from ptxcheck.machine.integer import integer
+from ptxcheck.machine.jit import Entry, Int, apart, inline, inner
+from ptxcheck.machine.races import fence
+from ptxcheck.machine.warp import elect, matrix_multiply, redux, shuffle, vote
+
+LANES = 32
+FULL = 0xFFFFFFFF
+FAR = 1 << 30
+ANY_WARP_BARRIER = -2
+
+DONE, FAILED, DEADLOCK, LIVELOCK, TOO_LONG = 0, 1, 2, 3, 4
+
+
+@inner
+def draw(scalars: Any, below: Int) -> Int:
+    """A pseudo-random number in 0..below-1 (xorshift)."""
+    x = np.uint64(scalars[state.RANDOM])
+    x ^= x << np.uint64(13)
+    x ^= x >> np.uint64(7)
+    x ^= x << np.uint64(17)
+    scalars[state.RANDOM] = np.int64(x)
+    return np.int64((x >> np.uint64(11)) % np.uint64(below))
+
+
+@inner
+def lanes_bits(m: Any, warp: Int, row: Int, active: Int) -> Int:
+    """The active lanes whose predicate in `row` is true."""
+    bits = 0
+    for lane in range(LANES):
+        if at.registers(m)[warp, row, lane]:
+            bits |= 1 << lane
+    return bits & active
+
+
+@inner
+def population(bits: Int) -> Int:
+    count = 0
+    while bits:
+        bits &= bits - 1
+        count += 1
+    return count
+
+
+@inner
+def gather(m: Any, pc: Int, warp: Int, group: Int) -> Int:
+    """All lanes that take part in a warp-wide instruction, or 0 if some are still to come.
+
+    `.aligned` instructions need every living lane, others the lanes of their member mask.
+    """
+    apart()
+    alive = at.masks(m)[warp, state.M_ALIVE]
+    op = at.code(m)[pc, state.C_OP]
+    row = at.code(m)[pc, state.C_P + 5]
+    needed = alive
+    if row >= 0:  # a member mask
+        first = 0
+        while not (group >> first) & 1:
+            first += 1
+        needed = np.int64(at.registers(m)[warp, row, first] & np.uint64(FULL))
+        if group & ~needed:
+            report(m, state.F_MEMBER_MASK, pc, warp, first, needed, 0)
+        needed &= alive
+    key = ANY_WARP_BARRIER if op == codes.WARP_BARRIER else pc + 1
+    have = group
+    for lane in range(LANES):
+        if at.lanes(m)[warp, state.L_SYNC, lane] == key:
+            have |= 1 << lane
+    if needed & ~have:
+        at.masks(m)[warp, state.M_RUN] &= ~group
+        for lane in range(LANES):
+            if (group >> lane) & 1:
+                at.lanes(m)[warp, state.L_SYNC, lane] = key
+                at.lanes(m)[warp, state.L_PC, lane] = pc
+        return 0
+    at.masks(m)[warp, state.M_RUN] |= have
+    for lane in range(LANES):
+        if (have >> lane) & 1:
+            at.lanes(m)[warp, state.L_SYNC, lane] = 0
+    return have
+
+
+@inner
+def leave(m: Any, pc: Int, warp: Int, lanes: Int) -> None:
+    """Lanes exit; who waits for them may go on."""
+    apart()
+    at.masks(m)[warp, state.M_ALIVE] &= ~lanes
+    at.masks(m)[warp, state.M_RUN] &= ~lanes
+    at.scalars(m)[state.PROGRESS] += 1
+    for lane in range(LANES):
+        if at.lanes(m)[warp, state.L_SYNC, lane]:
+            at.lanes(m)[warp, state.L_SYNC, lane] = 0
+            at.masks(m)[warp, state.M_RUN] |= 1 << lane
+    for slot in range(len(at.copies(m)) if at.scalars(m)[state.COPIES] else 0):
+        c = at.copies(m)[slot]
+        if c[state.K_LIVE] == 2 and c[state.K_OWNER] // LANES == warp and (lanes >> (c[state.K_OWNER] % LANES)) & 1:
+            report(m, state.F_COPY_UNFINISHED, pc, warp, c[state.K_OWNER] % LANES, 0, 0)
+    if at.masks(m)[warp, state.M_ALIVE] == 0:
+        cta = warp // at.scalars(m)[state.WARPS_PER_CTA]
+        for identity in range(16):
+            complete_barrier(m, pc, warp, cta, identity)
+
+
+@inner
+def pick_group(m: Any, warp: Int, pick: Int) -> Int:
+    """Lanes of one program counter: the least, where branches meet again, or that of a lane chosen by `pick`."""
+    apart()
+    run = at.masks(m)[warp, state.M_RUN]
+    pc = FAR
+    if pick >= 0:
+        for k in range(LANES):
+            lane = (pick + k) % LANES
+            if (run >> lane) & 1:
+                pc = at.lanes(m)[warp, state.L_PC, lane]
+                break
+    else:
+        for lane in range(LANES):
+            if (run >> lane) & 1 and at.lanes(m)[warp, state.L_PC, lane] < pc:
+                pc = at.lanes(m)[warp, state.L_PC, lane]
+    group = 0
+    for lane in range(LANES):
+        if (run >> lane) & 1 and at.lanes(m)[warp, state.L_PC, lane] == pc:
+            group |= 1 << lane
+    return group
+
+
+@inline
+def first_lane(bits: Int) -> Int:
+    lane = 0
+    while not (bits >> lane) & 1:
+        lane += 1
+    return lane
+
+
+@inner
+def set_counter(m: Any, warp: Int, lanes: Int, pc: Int) -> None:
+    for lane in range(LANES):
+        if (lanes >> lane) & 1:
+            at.lanes(m)[warp, state.L_PC, lane] = pc
+
+
+@inner
+def run_warp(m: Any, warp: Int, quantum: Int, pick: Int, out: Any, offsets: Any) -> Int:
+    """Runs one warp for up to `quantum` instructions; returns how many."""
+    apart()
+    executed = 0
+    p = state.C_P
+    while executed < quantum and at.masks(m)[warp, state.M_RUN] and at.scalars(m)[state.FATAL] == 0:
+        group = pick_group(m, warp, pick)
+        pc = int(at.lanes(m)[warp, state.L_PC, first_lane(group)])
+        others = at.masks(m)[warp, state.M_RUN] & ~group
+        meet = FAR
+        for lane in range(LANES):
+            if (others >> lane) & 1:
+                meet = min(meet, at.lanes(m)[warp, state.L_PC, lane])
+        while True:
+            row = at.code(m)[pc]
+            op = row[state.C_OP]
+            executed += 1
+            at.scalars(m)[state.SERIAL] += 1
+            at.scalars(m)[state.EXECUTED] += population(group)
+            active = group
+            if row[state.C_GUARD] >= 0:
+                bits = lanes_bits(m, warp, row[state.C_GUARD], group)
+                active = group & ~bits if row[state.C_NEGATED] else bits
+            stop = False
+            if op < codes.NOP:
+                if active:
+                    o = row[state.C_OPERANDS]
+                    a, b, c = at.operands(m)[o + 1], at.operands(m)[o + 2], at.operands(m)[o + 3]
+                    r = at.registers(m)[warp]
+                    if op < 100:
+                        integer(op, out, r, a, b, c, row[p], row[p + 1], row[p + 2])
+                    elif op < 200:
+                        floating(op, out, r, a, b, c, row[p], row[p + 1], row[p + 2])
+                    else:
+                        convert(op, out, r, a, b, row[p], row[p + 1], row[p + 2])
+                    d = at.operands(m)[o]
+                    if active == FULL:
+                        for lane in range(LANES):
+                            r[d, lane] = out[lane]
+                    else:
+                        for lane in range(LANES):
+                            if (active >> lane) & 1:
+                                r[d, lane] = out[lane]
+                pc += 1
+            elif op == codes.BRANCH:
+                target = row[p]
+                if active == group:
+                    # A jump backwards yields, so that no loop keeps the machine for itself.
+                    pc = target
+                elif active == 0:
+                    pc += 1
+                else:
+                    set_counter(m, warp, active, target)
+                    set_counter(m, warp, group & ~active, pc + 1)
+                    break
+            elif op == codes.EXIT:
+                if active:
+                    leave(m, pc, warp, active)
+                set_counter(m, warp, group & ~active, pc + 1)
+                break
+            elif op >= codes.BARRIER and op <= codes.LDMATRIX and op != codes.ACTIVE_MASK:
+                if active != group and active != 0:
+                    set_counter(m, warp, active, pc)
+                    set_counter(m, warp, group & ~active, pc + 1)
+                    break
+                if active:
+                    set_counter(m, warp, group, pc)
+                    have = gather(m, pc, warp, group)
+                    if have == 0:
+                        break
+                    group = have
+                    others = at.masks(m)[warp, state.M_RUN] & ~group
+                    if op == codes.SHUFFLE:
+                        shuffle(m, pc, warp, group)
+                    elif op == codes.BARRIER:
+                        o = row[state.C_OPERANDS]
+                        leader = first_lane(group)
+                        identity = np.int64(at.registers(m)[warp, at.operands(m)[o], leader] & np.uint64(FULL))
+                        expected: Int = 0
+                        if at.operands(m)[o + 1] >= 0:
+                            expected = np.int64(at.registers(m)[warp, at.operands(m)[o + 1], leader] & np.uint64(FULL))
+                        set_counter(m, warp, group, pc + 1)
+                        arrive(m, pc, warp, group, identity, expected, row[p] == 0)
+                        break
+                    elif op == codes.WARP_BARRIER:
+                        at.warps(m)[warp, state.W_EPOCH] += 1
+                        # Lanes may have waited at other such barriers.
+                        for lane in range(LANES):
+                            if (group >> lane) & 1:
+                                at.lanes(m)[warp, state.L_PC, lane] += 1
+                        break
+                    elif op == codes.VOTE:
+                        vote(m, pc, warp, group)
+                    elif op == codes.ELECT:
+                        elect(m, pc, warp, group)
+                    elif op == codes.REDUX:
+                        redux(m, pc, warp, group)
+                    elif op == codes.MMA:
+                        if group != FULL:
+                            report(m, state.F_PARTIAL_WARP, pc, warp, 0, group, 0)
+                        matrix_multiply(m, pc, warp)
+                pc += 1
+            elif op == codes.LOAD:
+                if active:
+                    load(m, pc, warp, active, offsets)
+                    stop = row[p + 3] != codes.WEAK
+                pc += 1
+            elif op == codes.STORE:
+                if active:
+                    store(m, pc, warp, active, offsets)
+                pc += 1
+            elif op == codes.ATOMIC:
+                if active:
+                    atomic(m, pc, warp, active)
+                pc += 1
+            elif op == codes.FENCE:
+                if active:
+                    fence(m, warp, row[p], row[p + 1])
+                pc += 1
+            elif op == codes.MBARRIER_INIT:
+                mbarrier_init(m, pc, warp, active)
+                pc += 1
+            elif op == codes.MBARRIER_ARRIVE:
+                mbarrier_arrive(m, pc, warp, active)
+                pc += 1
+            elif op == codes.MBARRIER_WAIT:
+                stop = mbarrier_wait(m, pc, warp, active)
+                pc += 1
+            elif op == codes.MBARRIER_INVALIDATE:
+                mbarrier_invalidate(m, pc, warp, active)
+                pc += 1
+            elif op == codes.BULK_LOAD:
+                start_copy(m, pc, warp, active, 1)
+                pc += 1
+            elif op == codes.BULK_STORE:
+                start_copy(m, pc, warp, active, 2)
+                pc += 1
+            elif op == codes.BULK_COMMIT:
+                commit_group(m, warp, active)
+                pc += 1
+            elif op == codes.BULK_WAIT:
+                if active == 0 or group_done(m, pc, warp, active):
+                    pc += 1
+                else:
+                    set_counter(m, warp, group, pc)
+                    at.scalars(m)[state.POLLED] += 1
+                    return executed
+            elif op == codes.ACTIVE_MASK:
+                for lane in range(LANES):
+                    if (active >> lane) & 1:
+                        at.registers(m)[warp, at.operands(m)[row[state.C_OPERANDS]], lane] = np.uint64(group)
+                pc += 1
+            elif op == codes.TRAP:
+                if active:
+                    report(m, state.F_TRAP, pc, warp, first_lane(active), 0, 0)
+                pc += 1
+            else:
+                pc += 1
+            if stop or executed >= quantum or at.scalars(m)[state.FATAL]:
+                set_counter(m, warp, group, pc)
+                if stop:
+                    at.scalars(m)[state.POLLED] += 1
+                    return executed
+                break
+            if others and (pc == meet or (pc > meet and pick < 0)):
+                set_counter(m, warp, group, pc)
+                break
+    return executed
+
+
+@inner
+def finish_copies(m: Any, idle: bool) -> None:
+    """Completes copies that are due: after some sweeps, at random with a seed, at once if nobody can run."""
+    apart()
+    seeded = at.scalars(m)[state.SEED] != 0
+    for slot in range(len(at.copies(m))):
+        live = at.copies(m)[slot, state.K_LIVE]
+        if live == 1 or live == 2:
+            due = at.copies(m)[slot, state.K_DUE] <= at.scalars(m)[state.SWEEP]
+            if seeded:
+                due = draw(at.scalars(m), 8) == 0
+            if due or idle:
+                finish_copy(m, slot)
+
+
+@Entry
+def run(m: Any) -> Int:
+    """Runs the launch to its end or to the first fatal finding."""
+    out = np.zeros(LANES, np.uint64)
+    offsets = np.zeros(LANES, np.int64)
+    warps = at.scalars(m)[state.WARPS]
+    seeded = at.scalars(m)[state.SEED] != 0
+    quiet = 0
+    while True:
+        at.scalars(m)[state.SWEEP] += 1
+        before = at.scalars(m)[state.PROGRESS]
+        at.scalars(m)[state.POLLED] = 0
+        turns = 0
+        alive = False
+        shift = draw(at.scalars(m), warps) if seeded else 0
+        for k in range(warps):
+            warp = (k + shift) % warps
+            if at.masks(m)[warp, state.M_ALIVE]:
+                alive = True
+            if at.masks(m)[warp, state.M_RUN] == 0:
+                continue
+            turns += 1
+            if seeded:
+                if draw(at.scalars(m), 4) == 0:
+                    at.scalars(m)[state.POLLED] += 1
+                    continue
+                pick = draw(at.scalars(m), 64) - LANES
+                run_warp(m, warp, 1 + draw(at.scalars(m), at.scalars(m)[state.QUANTUM]), pick, out, offsets)
+            else:
+                pick = at.scalars(m)[state.SWEEP] % LANES if at.scalars(m)[state.SWEEP] % 4 == 3 else -1
+                run_warp(m, warp, at.scalars(m)[state.QUANTUM], pick, out, offsets)
+            if at.scalars(m)[state.FATAL]:
+                return FAILED
+        if at.scalars(m)[state.COPIES]:
+            finish_copies(m, turns == 0)
+            if at.scalars(m)[state.FATAL]:
+                return FAILED
+        if not alive and at.scalars(m)[state.COPIES] == 0:
+            return DONE
+        if at.scalars(m)[state.PROGRESS] != before or at.scalars(m)[state.COPIES]:
+            quiet = 0
+        elif turns == 0:
+            return DEADLOCK
+        elif at.scalars(m)[state.POLLED] == turns:
+            # Everybody polls and nothing changes.
+            quiet += 1
+            if quiet > at.scalars(m)[state.SPIN_LIMIT]:
+                return LIVELOCK
+        if at.scalars(m)[state.EXECUTED] > at.scalars(m)[state.INSTRUCTION_LIMIT]:
+            return TOO_LONG

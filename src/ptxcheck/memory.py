@@ -1,0 +1,101 @@
+"""Global memory of a launch: named allocations of all ranks in one address space."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from ptxcheck.machine import state
+
+GUARD = 256  # bytes between allocations that nobody may touch
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """`address` is what a kernel gets as its pointer."""
+
+    name: str
+    address: int
+    size: int
+    constant: bool
+
+
+class Memory:
+    """Allocations; their contents stay between launches.
+
+    Bytes of `empty` count as uninitialised until a kernel writes them. `constant` data may not be written; it costs no
+    race checking, which suits weights.
+    """
+
+    def __init__(self) -> None:
+        self.allocations: list[Allocation] = []
+        self._parts: dict[bool, list[tuple[NDArray[np.uint8], NDArray[np.uint8]]]] = {False: [], True: []}
+        self._top = {False: 0, True: 0}
+
+    def put(self, name: str, values: NDArray[Any], constant: bool = False) -> int:
+        """Copies an array in; returns its address, aligned to 256 bytes."""
+        data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        return self._add(name, data.copy(), state.SET, constant)
+
+    def empty(self, name: str, size: int) -> int:
+        """`size` uninitialised bytes; reading them is reported, and finds 0xFF (NaN in every floating format)."""
+        return self._add(name, np.full(size, 0xFF, np.uint8), state.UNSET, False)
+
+    def get(self, address: int, shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """A copy of what lies at an address returned by `put` or `empty`."""
+        allocation, data, _ = self._find(address)
+        count = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        if count > allocation.size:
+            raise ValueError(f"{allocation.name}: {count} bytes asked for, it has {allocation.size}")
+        return data[:count].copy().view(dtype).reshape(shape)
+
+    def written(self, address: int) -> NDArray[np.bool_]:
+        """Which bytes of an allocation hold a value."""
+        allocation, _, status = self._find(address)
+        return np.asarray(status[: allocation.size] == state.SET)
+
+    def _add(self, name: str, data: NDArray[np.uint8], status: int, constant: bool) -> int:
+        if not len(data):
+            raise ValueError(f"{name}: an allocation of no bytes")
+        base = state.CONSTANT_BASE if constant else state.GLOBAL_BASE
+        address = base + self._top[constant]
+        room = -(-(len(data) + GUARD) // 256) * 256
+        padded = np.full(room, 0xFF, np.uint8)
+        padded[: len(data)] = data
+        marks = np.full(room, state.OUTSIDE, np.uint8)
+        marks[: len(data)] = status
+        self._parts[constant].append((padded, marks))
+        self._top[constant] += room
+        self.allocations.append(Allocation(name, address, len(data), constant))
+        return address
+
+    def _find(self, address: int) -> tuple[Allocation, NDArray[np.uint8], NDArray[np.uint8]]:
+        for constant in (False, True):
+            same_kind = [a for a in self.allocations if a.constant == constant]
+            for allocation, (data, status) in zip(same_kind, self._parts[constant], strict=True):
+                if allocation.address == address:
+                    return allocation, data, status
+        raise ValueError(f"no allocation starts at {address:#x}")
+
+    def joined(self, constant: bool) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """Contents and status of all allocations of a kind, one after the other."""
+        parts = self._parts[constant]
+        if not parts:
+            return np.zeros(0, np.uint8), np.zeros(0, np.uint8)
+        return np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
+
+    def take_back(self, memory: NDArray[np.uint8], status: NDArray[np.uint8]) -> None:
+        """Stores what a launch left in writable memory."""
+        start = 0
+        for data, marks in self._parts[False]:
+            data[:] = memory[start : start + len(data)]
+            marks[:] = status[start : start + len(data)]
+            start += len(data)
+
+    def describe(self, address: int) -> str:
+        """The allocation next to an address, in words."""
+        if not self.allocations:
+            return f"address {address:#x}, nothing is allocated"
+        nearest = min(self.allocations, key=lambda a: max(a.address - address, address - a.address - a.size + 1, 0))
+        return f"byte {address - nearest.address} of {nearest.name!r} ({nearest.size} bytes)"
