@@ -8,7 +8,7 @@ VLLM_VENV  := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/installed.stamp
 PORT ?= 8000
 
-.PHONY: demo serve test test-vllm-quick test-vllm check-full check-full-vllm lint clean
+.PHONY: demo serve test test-vllm-quick test-vllm check-full check-full-vllm lint kernels clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("stepkernel needs Python 3.11 or newer, found " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
@@ -52,6 +52,16 @@ test-vllm: $(VLLM_STAMP)
 
 check-full-vllm: $(VLLM_STAMP)
 	$(VLLM_VENV)/bin/python -m pytest -m vllm tests/vllm_plugin
+
+# GPU kernels, compiled without a GPU: what the tests execute, and cubins of the published shapes.
+CUDA_STAMP := $(VENV)/cuda.stamp
+$(CUDA_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,cuda]'
+	touch $@
+
+kernels: $(CUDA_STAMP)
+	$(BIN)/stepkernel kernels build --cases --ptx --out assets/ptx
+	$(BIN)/stepkernel kernels build --out build/kernels
 
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -19,6 +19,7 @@ from stepkernel.cli import (
     evaluate,
     explain,
     generate,
+    kernels,
     report,
     serve,
     synthesize,
@@ -51,6 +52,7 @@ app.command("claim")(claim.claim)
 app.command("serve", context_settings=serve.SETTINGS)(serve.serve)
 app.command("diff")(diff.diff)
 app.command("doctor")(doctor.doctor)
+app.add_typer(kernels.kernels, name="kernels")
 
 
 def _said(error: Any) -> str:
