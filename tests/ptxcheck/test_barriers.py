@@ -70,7 +70,7 @@ def test_a_lock_between_lanes_of_a_warp_is_fair() -> None:
     ld.relaxed.gpu.global.b32 %r6, [%d1+4]; add.s32 %r6, %r6, 1; st.relaxed.gpu.global.b32 [%d1+4], %r6;
     atom.release.gpu.global.exch.b32 %r5, [%d1], 0;
     """
-    assert run(body, block=40)[1] == 40
+    assert run(body, block=4)[1] == 4
 
 
 def test_warp_functions() -> None:
