@@ -166,7 +166,9 @@ def test_arrival_times_and_concurrency(steady: str) -> None:
     assert serve_points([], 1, {}) == ()
 
 
+@pytest.mark.slow
 def test_the_client_takes_5000_chunks_per_second_of_one_core() -> None:
+    """Only where nothing else computes, so not among the quick tests."""
     assert max(chunks_per_second() for _ in range(2)) > 5000
 
 
