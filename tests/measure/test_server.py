@@ -92,7 +92,8 @@ def test_errors_and_cancelled_requests() -> None:
     with simulated(Behaviour(step_ms=2.0, fail_every=3)) as address:
         target = ServerTarget(address)  # its own probe is the first request
         asks = [Ask((1,), 40), Ask((2,), 40), Ask((3,), 2000, cancel_after_ms=400)]
-        found = target.run(asks, 3, time.perf_counter())
+        # One at a time: which of several comes third is chance.
+        found = target.run(asks, 1, time.perf_counter())
         target.close()
     assert [r.status for r in found] == ["ok", "error", "cancelled"]
     assert found[1].error == "simulated failure"
