@@ -4,7 +4,6 @@ Unknown directives, functions, local memory and initialised variables are refuse
 """
 
 import struct
-from collections.abc import Iterator
 from typing import NoReturn
 
 from ptxcheck.syntax import (
@@ -418,20 +417,3 @@ def _resolve(instruction: Instruction, scopes: tuple[_Scope, ...]) -> Instructio
         guard = resolved
     operands = tuple(operand(found) for found in instruction.operands)
     return Instruction(instruction.line, instruction.text, instruction.opcode, operands, guard)
-
-
-def names_of(operand: Operand) -> Iterator[Name]:
-    """Every name in an operand."""
-    match operand:
-        case Name():
-            yield operand
-        case Address():
-            if isinstance(operand.base, Name):
-                yield operand.base
-        case Vector():
-            yield from (item for item in operand.items if isinstance(item, Name))
-        case Pair():
-            yield operand.first
-            yield operand.second
-        case Negated():
-            yield operand.name

@@ -12,22 +12,9 @@ from stepkernel.program.inputs import Caches
 from stepkernel.runtime.batch import decode_inputs
 from stepkernel.runtime.caches import LatentDtype, allocate_caches, cache_bytes
 from stepkernel.runtime.engine import EngineOptions, specialise
+from stepkernel.runtime.scenario import Member
 
 PAGE_TOKENS = 64
-
-
-@dataclass
-class _Text:
-    """One window on its way through the step, token by token."""
-
-    tokens: list[int]
-    pages: list[int]
-    slots: list[int]
-    computed: int = 0
-
-    @property
-    def slot(self) -> int:
-        return self.slots[0]
 
 
 @dataclass(frozen=True)
@@ -45,7 +32,7 @@ class _Side:
 
     executor: Any
     caches: Caches
-    texts: list[_Text] = field(default_factory=list)
+    texts: list[Member] = field(default_factory=list)
 
 
 def compare_kv_caches(
@@ -91,7 +78,7 @@ def _open(
     count = len(windows)
     caches = allocate_caches(config, 1 + count * per_text, 1 + count, PAGE_TOKENS, latent_dtype=dtype)
     texts = [
-        _Text(list(window), list(range(1 + i * per_text, 1 + (i + 1) * per_text)), [1 + i])
+        Member(list(window), list(range(1 + i * per_text, 1 + (i + 1) * per_text)), [1 + i])
         for i, window in enumerate(windows)
     ]
     return _Side(specialise(config, packed, caches, options), caches, texts)
