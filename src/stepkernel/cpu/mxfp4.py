@@ -66,7 +66,7 @@ SCALES, NIBBLES = 8, 128  # bytes of a group for 8 outputs
 HEADER = 64  # half scale and correction, eight copies each
 RECORD_15, RECORD_8 = HEADER + 512, HEADER + 256
 LIMIT_15, LIMIT_8 = 16256.0, 127.0  # 16256 = 127 * 128
-AHEAD = 1024
+AHEAD = 2048
 
 _i8x32, _i16x16 = Vector("i8", 32), Vector("i16", 16)
 _DOUBLED = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
@@ -151,8 +151,8 @@ Totals = dict[tuple[int, int], ir.Value]
 def _avx2_products(b: ir.IRBuilder, starts: Sequence[ir.Value], records: Sequence[ir.Value], bits: int) -> Totals:
     """Integer sums of (2 w + 12) * x over 32 inputs of 8 outputs, for each group and row: int32x8.
 
-    Partial sums stay in int16: 24 * 127 * 2 products * 4 words = 24384 for the high parts; |low| <= 64, so the low
-    parts of even and odd inputs share one sum (24576). One more word would overflow.
+    Partial sums stay in int16. |low| <= 64, so the low parts of all 32 inputs share one sum: 24 * 64 * 2 products * 8 =
+    24576. Of the high parts two words do: 24 * 127 * 2 * 4 = 24384; one more product would overflow.
     """
     bytes32, words16 = _i8x32.llvm, _i16x16.llvm
     look_up = declare(b, "llvm.x86.avx2.pshuf.b", bytes32, [bytes32, bytes32])
@@ -160,9 +160,11 @@ def _avx2_products(b: ir.IRBuilder, starts: Sequence[ir.Value], records: Sequenc
     multiply_words = declare(b, "llvm.x86.avx2.pmadd.wd", i32x8.llvm, [words16, words16])
     table = constant_ir(_i8x32, [value + 12 for value in _DOUBLED] * 2)
     low_mask = constant_ir(_i8x32, 15)
-    even: Totals = {}
-    odd: Totals = {}
+    weight = constant_ir(_i16x16, 128 if bits == 15 else 1)
+    ones = constant_ir(_i16x16, 1)
+    high: Totals = {}
     low: Totals = {}
+    totals: Totals = {}
 
     def add(sums: Totals, cell: tuple[int, int], value: ir.Value) -> None:
         sums[cell] = b.add(sums[cell], value) if cell in sums else value
@@ -181,17 +183,15 @@ def _avx2_products(b: ir.IRBuilder, starts: Sequence[ir.Value], records: Sequenc
             w_even = b.call(look_up, [table, b.and_(packed, low_mask)])
             w_odd = b.call(look_up, [table, b.and_(shifted, low_mask)])
             for r in range(len(records)):
-                add(even, (g, r), b.call(multiply_bytes, [w_even, x[r, 0]]))
-                add(odd, (g, r), b.call(multiply_bytes, [w_odd, x[r, 4]]))
+                add(high, (g, r), b.call(multiply_bytes, [w_even, x[r, 0]]))
+                add(high, (g, r), b.call(multiply_bytes, [w_odd, x[r, 4]]))
                 if bits == 15:
                     add(low, (g, r), b.call(multiply_bytes, [w_even, x[r, 8]]))
                     add(low, (g, r), b.call(multiply_bytes, [w_odd, x[r, 12]]))
-    weight = constant_ir(_i16x16, 128 if bits == 15 else 1)
-    ones = constant_ir(_i16x16, 1)
-    totals = {}
-    for cell in even:
-        total = b.add(b.call(multiply_words, [even[cell], weight]), b.call(multiply_words, [odd[cell], weight]))
-        totals[cell] = b.add(total, b.call(multiply_words, [low[cell], ones])) if bits == 15 else total
+                if word % 2 == 1:
+                    add(totals, (g, r), b.call(multiply_words, [high.pop((g, r)), weight]))
+    for cell, value in low.items():
+        add(totals, cell, b.call(multiply_words, [value, ones]))
     return totals
 
 

@@ -144,7 +144,8 @@ def unary_call(kind: Vector, name: str) -> Any:
 
 
 def _select_compare(predicate: str) -> Emit:
-    return lambda b, v: b.select(b.fcmp_unordered(predicate, v[0], v[1]), v[0], v[1])
+    # The second operand where it is smaller (greater), else the first: what one minps (maxps) instruction does.
+    return lambda b, v: b.select(b.fcmp_ordered(predicate, v[1], v[0]), v[1], v[0])
 
 
 def _reduce(name: str, element: ir.Type, start: float | None) -> Emit:
@@ -184,6 +185,7 @@ shift_left_24, shift_right_24 = shift(i32x8, "shl", 24), shift(i32x8, "lshr", 24
 shift_left_20, shift_right_20 = shift(i32x8, "shl", 20), shift(i32x8, "lshr", 20)
 shift_left_16, shift_right_16 = shift(i32x8, "shl", 16), shift(i32x8, "lshr", 16)
 shift_left_23, shift_right_arithmetic_23 = shift(i32x8, "shl", 23), shift(i32x8, "ashr", 23)
+is_equal = operation(i32x8, f32x8, f32x8, emit=lambda b, v: b.sext(b.fcmp_ordered("==", v[0], v[1]), i32x8.llvm))
 is_nan = operation(i32x8, f32x8, emit=lambda b, v: b.sext(b.fcmp_unordered("uno", v[0], v[0]), i32x8.llvm))
 select_i32 = operation(
     i32x8,

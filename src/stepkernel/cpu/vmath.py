@@ -64,7 +64,7 @@ _size_bits, _sign_bit, _eight, _most_e4m3 = (constant(i32x8, c) for c in (127, 1
 _e4m3_bias, _e4m3_codes, _half_e4m3 = (constant(i32x8, c) for c in (120 << 23, 120 << 3, 0x7FFFF))
 _smallest_e4m3, _e4m3_steps, _e4m3_limit = (constant(f32x8, c) for c in (2.0**-9, 2.0**9, 448.0))
 _least_normal = constant(i32x8, 0x3C800000)  # 2^-6
-_saturated, _vanished = constant(f32x8, 20.0), constant(f32x8, -40.0)
+_saturated, _unseen = constant(f32x8, 20.0), constant(f32x8, 40.0)
 _root_half, _mantissa, _twenty = constant(i32x8, 0x3F3504F3), constant(i32x8, 0x7FFFFF), constant(f32x8, 20.0)
 _l0, _l1, _l2 = (constant(f32x8, c) for c in (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1))
 _l3, _l4, _l5 = (constant(f32x8, c) for c in (-1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1))
@@ -149,7 +149,12 @@ def store_as(address: int, index: int, x: Any, kind: int) -> None:
 
 @inner
 def exp(x: Any) -> Any:
-    x = min_f32(max_f32(x, _least()), _most())
+    return _exp_within(min_f32(max_f32(x, _least()), _most()))
+
+
+@inner
+def _exp_within(x: Any) -> Any:
+    """exp for -87.3 <= x <= 88 or NaN."""
     n = round_f32(multiply_f32(x, _log2e()))
     r = multiply_add(n, _ln2_low(), multiply_add(n, _ln2_high(), x))
     p = multiply_add(_p0(), r, _p1())
@@ -186,17 +191,17 @@ def activation(gate: Any, up: Any, beta: Any, linear_beta: Any) -> Any:
     """SiTU for beta > 0 (linear_beta 0: no bound on `up`), else SiLU (spec 2.7).
 
     tanh x = (e^2x - 1) / (e^2x + 1) and sigmoid x = 1 / (1 + e^-x) share one division. Beyond the bounds tanh is 1 to
-    the last bit and sigmoid below 1e-17; within them no product overflows.
+    the last bit and sigmoid 1 or below 1e-17; within them no product overflows.
     """
     if beta == np.float32(0.0):
         return multiply_f32(silu(gate), up)
     two = np.float32(2.0)
-    left = exp(clamp(multiply_f32(gate, splat_f32(two / beta)), _saturated()))
+    left = _exp_within(clamp(multiply_f32(gate, splat_f32(two / beta)), _saturated()))
     top = multiply_f32(subtract_f32(left, _one()), splat_f32(beta))
-    bottom = multiply_f32(add_f32(left, _one()), add_f32(_one(), exp(negative(max_f32(gate, _vanished())))))
+    bottom = multiply_f32(add_f32(left, _one()), add_f32(_one(), _exp_within(negative(clamp(gate, _unseen())))))
     if linear_beta == np.float32(0.0):
         return multiply_f32(divide_f32(top, bottom), up)
-    right = exp(clamp(multiply_f32(up, splat_f32(two / linear_beta)), _saturated()))
+    right = _exp_within(clamp(multiply_f32(up, splat_f32(two / linear_beta)), _saturated()))
     top = multiply_f32(top, multiply_f32(subtract_f32(right, _one()), splat_f32(linear_beta)))
     return divide_f32(top, multiply_f32(bottom, add_f32(right, _one())))
 

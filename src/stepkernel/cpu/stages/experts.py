@@ -8,13 +8,13 @@ import numpy as np
 
 from stepkernel.cpu import gemm as bf16
 from stepkernel.cpu import mxfp4
-from stepkernel.cpu.arena import Arena, address
+from stepkernel.cpu.arena import LINE, Arena, address
 from stepkernel.cpu.claim import claim
 from stepkernel.cpu.jit import inner
 from stepkernel.cpu.layout import Layout
 from stepkernel.cpu.pack import bf16_bytes, pack_bf16, pack_mxfp4
 from stepkernel.cpu.records import Operation, Record
-from stepkernel.cpu.simd import get_f32, get_i64, load_f32, out_of_line, put_i64, store_f32, words
+from stepkernel.cpu.simd import get_f32, get_i64, load_f32, out_of_line, prefetch, put_i64, store_f32, words
 from stepkernel.cpu.stages.entries import ENTRY, cost, group, weigh
 from stepkernel.cpu.stages.router import activation_constants
 from stepkernel.cpu.step import ROUNDS, ROWS
@@ -26,6 +26,7 @@ from stepkernel.program.stages import ExpertsDown, ExpertsUp, Matrix
 _arguments = words(15)
 _BETA = 8 * 15
 _GRAIN = 96  # of cost, at least what may be claimed at once
+_ANNOUNCED = 2048
 
 
 def group_bytes(matrix: Matrix) -> int:
@@ -77,7 +78,8 @@ def scratch(stage: ExpertsUp | ExpertsDown, rows: int, bits: int) -> int:
 
 
 def _lists(experts: int, slots: int) -> int:
-    return 8 * (experts + 1) + 8 * slots + ENTRY * slots + 16 * slots
+    size = 8 * (experts + 1) + 8 * slots + ENTRY * slots + 16 * slots
+    return -(-size // LINE) * LINE
 
 
 def encode(
@@ -126,6 +128,14 @@ def _multiply(w: int, size: int, xs: int, ys: int, count: int, first: int, last:
         bf16.gemm(w, size, xs, ys, count, first, last, columns // 2)
     else:
         mxfp4.gemm(w, size, xs, ys, count, first, last, columns // 32, bits)
+
+
+@inner
+def _announce(start: int, expert_bytes: int) -> None:
+    """Prefetches where the two streams of the next expert begin: without it each expert costs a microsecond more."""
+    for line in range(start, start + _ANNOUNCED, 64):
+        prefetch(line)
+        prefetch(line + expert_bytes // 2)
 
 
 @inner
@@ -178,6 +188,8 @@ def experts_up(record: int, step: int, threads: int, scratch: int) -> None:
             if begin >= end:
                 continue
             w = matrix + get_i64(entry) * expert_bytes
+            if e + 1 < count:
+                _announce(matrix + get_i64(entry + ENTRY) * expert_bytes, expert_bytes)
             # `rows` slots at a time: all of them if a router names an expert once a row, and all the products can hold.
             for done in range(0, slots, rows):
                 some = min(rows, slots - done)
@@ -247,6 +259,8 @@ def experts_down(record: int, step: int, threads: int, scratch: int) -> None:
                 put_i64(xs + s * 8, _quantized(source, columns, bits, records + s * record_size))
                 put_i64(ys + s * 8, out + row * out_stride + (place - row * top_k) * groups * 32)
             w = matrix + get_i64(entry) * expert_bytes
+            if e + 1 < count:
+                _announce(matrix + get_i64(entry + ENTRY) * expert_bytes, expert_bytes)
             _multiply(w, size, xs, ys, slots, begin, end, columns, bits)
             if rounds != 0:
                 bf16.round_rows(ys, slots, begin * 8, end * 8)

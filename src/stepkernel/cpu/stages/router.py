@@ -15,6 +15,7 @@ from stepkernel.cpu.simd import (
     broadcast_f32,
     get_f32,
     get_i64,
+    is_equal,
     is_nan,
     largest_f32,
     load_f32,
@@ -223,7 +224,9 @@ def largest_of(line: int, vocab: int) -> Any:
         value = get_f32(line + i * 4)
         bad = bad or value != value
         top = max(top, value)
-    best = 0
+    best, wanted = 0, splat_f32(top)
+    while best < whole and sum_i32(is_equal(load_f32(line + best * 4), wanted)) == 0:
+        best += 8
     while best < vocab - 1 and get_f32(line + best * 4) != top:
         best += 1
     return np.int32(-1 if bad else best)
