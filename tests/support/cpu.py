@@ -45,14 +45,18 @@ class CpuEngine(Requests):
     shard: Shard = Shard()  # noqa: RUF009
     mailbox: Mailbox | None = None
     taps: Taps | None = None
+    interleave: int | None = None
     executors: dict[int, CpuExecutor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        super().__init__(self.caches)
+        program = build_program(self.config, self.shard, context_interleave=self.interleave)
+        super().__init__(self.caches, context=program.context)
 
     def executor(self, queries: int = 1) -> CpuExecutor:
         if queries not in self.executors:
-            program = build_program(self.config, self.shard, self.batch, queries, taps=self.taps)
+            program = build_program(
+                self.config, self.shard, self.batch, queries, taps=self.taps, context_interleave=self.interleave
+            )
             made = CpuExecutor(program, self.packed, self.caches, self.threads, self.mode, mailbox=self.mailbox)
             for buffer in made.buffers.values():
                 if buffer.dtype == np.float32:

@@ -8,6 +8,7 @@ import numpy as np
 
 from stepkernel.model.config import ModelConfig
 from stepkernel.model.shard import Shard, shard_sizes
+from stepkernel.program.context import ContextShard
 from stepkernel.program.inputs import Caches, StepInputs
 
 PAGE_TOKENS = 16
@@ -53,7 +54,8 @@ class Requests:
     Page 0 may be given to a request; slot 0 belongs to padding.
     """
 
-    def __init__(self, caches: Caches, seed: int = 7) -> None:
+    def __init__(self, caches: Caches, seed: int = 7, context: ContextShard | None = None) -> None:
+        self.context = context
         order = np.random.default_rng(seed)
         self.caches = caches
         self.free_pages: list[int] = order.permutation(caches.pages).tolist()
@@ -76,10 +78,12 @@ class Requests:
             if not request.pages:
                 continue
             lengths[i] = request.length + queries
-            used = -(-int(lengths[i]) // page_tokens)
+            used = -(-self._here(int(lengths[i])) // page_tokens)
             table[i, :used] = request.pages[:used]
             for j in range(queries):
-                page, offset = divmod(request.length + j, page_tokens)
+                if self.context is not None and not self.context.owns(request.length + j):
+                    continue
+                page, offset = divmod(self._here(request.length + j), page_tokens)
                 mapping[i, j] = request.pages[page] * page_tokens + offset
         return StepInputs(
             queries=queries,
@@ -106,9 +110,13 @@ class Requests:
         found = [conv[request.slots[0], first : first + 3] for conv in self.caches.conv]
         return np.stack(found).astype(np.float32)
 
+    def _here(self, tokens: int) -> int:
+        """How many of a request's first tokens have their latent rows in these caches."""
+        return tokens if self.context is None else self.context.owned(tokens)
+
     def rows(self, request: Request) -> np.ndarray:
-        """Latent rows [MLA layers, length, lora + rope] of one request, float32."""
-        position = np.arange(request.length)
+        """Latent rows [MLA layers, length, lora + rope] of one request that lie here, float32."""
+        position = np.arange(self._here(request.length))
         pages = np.array(request.pages)[position // self.caches.page_tokens]
         found = [latent[pages, position % self.caches.page_tokens] for latent in self.caches.latent]
         return np.stack(found).astype(np.float32)

@@ -31,8 +31,16 @@ Result = TypeVar("Result")
 PATIENCE = 60.0
 
 
-def mailbox(path: Path, config: ModelConfig, shard: Shard, batch: int, queries: int, timeout: float) -> Mailbox:
-    size = slot_bytes(build_program(config, shard, batch, queries))
+def mailbox(
+    path: Path,
+    config: ModelConfig,
+    shard: Shard,
+    batch: int,
+    queries: int,
+    timeout: float,
+    interleave: int | None = None,
+) -> Mailbox:
+    size = slot_bytes(build_program(config, shard, batch, queries, context_interleave=interleave))
     return Mailbox(path, shard, size, timeout, start_timeout=PATIENCE)
 
 
@@ -46,13 +54,14 @@ def rank_engine(
     columns: int = 1,
     threads: int = 1,
     timeout: float = PATIENCE,
+    interleave: int | None = None,
 ) -> CpuEngine:
     """The engine of `weights.shard`; steps of up to `columns` queries."""
     shard = weights.shard
     pages, slots = batch * MAX_PAGES + 5, batch * columns + 3
     caches = poisoned_caches(config, pages, slots, PAGE_TOKENS, DTYPES[mode], shard)
-    mail = mailbox(path, config, shard, batch, columns, timeout)
-    return CpuEngine(config, weights, packed, caches, mode, batch, threads, shard, mail)
+    mail = mailbox(path, config, shard, batch, columns, timeout, interleave)
+    return CpuEngine(config, weights, packed, caches, mode, batch, threads, shard, mail, interleave=interleave)
 
 
 def named_rank(path: Path, name: str, shard: Shard, bits: int = 15, **options: Any) -> CpuEngine:

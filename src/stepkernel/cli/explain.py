@@ -12,6 +12,7 @@ from stepkernel.cli.common import one_line_errors, results
 def explain(
     model: Annotated[str, typer.Argument(help="A preset, a model directory or a config.json.")],
     tp: Annotated[int, typer.Option(help="Tensor-parallel ranks; figures are those of one rank.")] = 1,
+    dcp: Annotated[int, typer.Option(help="Ranks that share out the latent cache: 1, or all of --tp.")] = 1,
     running_requests: Annotated[int, typer.Option(help="Requests that decode together.")] = 1,
     queries: Annotated[int, typer.Option(help="Tokens per request in the step (1 + drafts).")] = 1,
     context: Annotated[int, typer.Option(help="Tokens that each request already holds.")] = 0,
@@ -24,7 +25,7 @@ def explain(
     from stepkernel.cli.explain_table import print_tables
     from stepkernel.cli.plan import plan_step
 
-    plan = plan_step(model, tp, running_requests, queries, context, bandwidth)
+    plan = plan_step(model, tp, running_requests, queries, context, bandwidth, dcp)
     if as_json:
         print(json.dumps(as_dict(plan), indent=1))
     else:

@@ -7,7 +7,7 @@ from stepkernel.model.shard import Shard
 from stepkernel.program.builder import build_program
 from stepkernel.program.cost import Cost, Load, cost, floor_ms
 from stepkernel.program.program import Program, barriers
-from stepkernel.program.stages import Combine, Embed, Linear, Stage
+from stepkernel.program.stages import Combine, Embed, GatherQueries, Linear, MergeContext, Stage
 
 PARTS = {
     "attention": "mix",
@@ -81,14 +81,22 @@ class Plan:
         )
 
 
-def plan_step(model: str, size: int, requests: int, queries: int, context: int, bandwidth: float) -> Plan:
-    """The step of rank 0. Raises ValueError (ConfigError for the model) for what cannot be prepared."""
+def plan_step(
+    model: str, size: int, requests: int, queries: int, context: int, bandwidth: float, context_ranks: int = 1
+) -> Plan:
+    """The step of rank 0. `context_ranks`: 1, or the `size` ranks that share out the latent rows (spec 4.3).
+
+    Raises ValueError (ConfigError for the model) for what cannot be prepared.
+    """
     load = Load(requests, queries, context)
     floor_ms(0.0, bandwidth)
     config = resolve_config(model)
     if context + queries > config.max_positions:
         raise ValueError(f"context {context} + {queries} queries: the model has {config.max_positions} positions")
-    program = build_program(config, Shard(0, size), requests, queries)
+    if context_ranks not in (1, size):
+        raise ValueError(f"decode context parallel size {context_ranks}: supported are 1 and the {size} ranks of --tp")
+    shared = 1 if context_ranks > 1 else None
+    program = build_program(config, Shard(0, size), requests, queries, context_interleave=shared)
     lines = (
         Line(stage, cost(stage, load), wait, _exchanges(stage))
         for stage, wait in zip(program.stages, barriers(program.stages), strict=True)
@@ -97,9 +105,14 @@ def plan_step(model: str, size: int, requests: int, queries: int, context: int, 
 
 
 def _exchanges(stage: Stage) -> tuple[str, ...]:
+    found: list[str]
     match stage:
         case Embed() | Combine():
             found = [stage.exchange]
+        case GatherQueries():
+            found = ["all_gather"]
+        case MergeContext():
+            found = ["all_to_all"]
         case Linear():
             found = [part.exchange for part in stage.parts]
         case _:

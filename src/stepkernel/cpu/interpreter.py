@@ -8,7 +8,7 @@ from stepkernel.cpu.simd import get_i64, out_of_line, put_i64
 from stepkernel.cpu.stages.attend import attend, insert
 from stepkernel.cpu.stages.draft import choose_draft, confidence, markov_bias, rotate
 from stepkernel.cpu.stages.embed import embed
-from stepkernel.cpu.stages.exchange import greet, post, rearm, take
+from stepkernel.cpu.stages.exchange import greet, merge, post, rearm, take
 from stepkernel.cpu.stages.experts import experts_down, experts_up
 from stepkernel.cpu.stages.heads import heads
 from stepkernel.cpu.stages.kda import kda
@@ -26,6 +26,7 @@ _UP, _DOWN = int(Operation.EXPERTS_UP), int(Operation.EXPERTS_DOWN)
 _POST, _REARM, _TAKE, _GREET, _NORM = (
     int(x) for x in (Operation.POST, Operation.REARM, Operation.TAKE, Operation.GREET, Operation.NORM)
 )
+_MERGE = int(Operation.MERGE)
 _ROTATE, _MARKOV, _CHOOSE, _CONFIDENCE = (
     int(x) for x in (Operation.ROTATE, Operation.MARKOV, Operation.CHOOSE, Operation.CONFIDENCE)
 )
@@ -85,6 +86,8 @@ def _walk(table: int, step: int, control: int, threads: int, thread: int, scratc
             rearm(at, step, threads, thread)
         elif operation == _TAKE:
             take(at, step, threads, thread, scratch)
+        elif operation == _MERGE:
+            merge(at, step, threads, thread, scratch)
         elif operation == _GREET:
             greet(at, step, thread, scratch)
         elif operation == _NORM:

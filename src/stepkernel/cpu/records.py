@@ -33,6 +33,7 @@ class Operation(IntEnum):
     MARKOV = 19
     CHOOSE = 20
     CONFIDENCE = 21
+    MERGE = 22
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,11 @@ from stepkernel.program.stages import (
     Embed,
     ExpertsDown,
     ExpertsUp,
+    GatherQueries,
     KdaCore,
     LatentInsert,
     Linear,
+    MergeContext,
     MixNorm,
     Select,
     Stage,
@@ -93,6 +95,8 @@ def _encode(
     exact: frozenset[str],
     state_groups: Sequence[int],
 ) -> list[Record]:
+    if isinstance(stage, GatherQueries | MergeContext):
+        return []  # nothing but an exchange
     packed = weights.stages[stage.name]
     config, rows, bits = program.config, program.rows, weights.activation_bits
     match stage:

@@ -2,27 +2,34 @@
 
 from stepkernel.model.config import ModelConfig
 from stepkernel.model.shard import ShardSizes
+from stepkernel.program.context import ContextShard
 from stepkernel.program.stages import (
+    PARTIAL,
     Absorb,
     Attend,
     Buffer,
     Exchange,
+    GatherQueries,
     KdaCore,
     LatentInsert,
     Linear,
     Matrix,
+    MergeContext,
     Projection,
     Stage,
     ValueGate,
 )
 
 
-def stages(config: ModelConfig, sizes: ShardSizes, layer: int, reduce: Exchange) -> list[Stage]:
-    build = _kda if config.is_kda(layer) else _mla
-    return build(config, sizes, layer, reduce)
+def stages(
+    config: ModelConfig, sizes: ShardSizes, layer: int, reduce: Exchange, context: ContextShard | None = None
+) -> list[Stage]:
+    if config.is_kda(layer):
+        return _kda(config, sizes, layer, reduce)
+    return _mla(config, sizes, layer, reduce, context)
 
 
-def buffers(config: ModelConfig, sizes: ShardSizes) -> list[Buffer]:
+def buffers(config: ModelConfig, sizes: ShardSizes, context: ContextShard | None = None) -> list[Buffer]:
     linear = config.linear_attention
     width = sizes.kda_heads * linear.head_dim
     row = config.latent_row
@@ -49,6 +56,12 @@ def buffers(config: ModelConfig, sizes: ShardSizes) -> list[Buffer]:
             Buffer("query_absorbed", heads * row, "bf16"),
             Buffer("latent_out", heads * config.kv_lora_rank, "bf16"),
             Buffer("mla_out", heads * config.v_head_dim, "bf16"),
+        ]
+    if config.mla_layers and context is not None:
+        everyone = sizes.mla_heads * context.size
+        found += [
+            Buffer("query_gathered", everyone * row, "bf16"),
+            Buffer("latent_parts", everyone * (config.kv_lora_rank + PARTIAL), "f32"),
         ]
     return found
 
@@ -105,7 +118,9 @@ def _kda(config: ModelConfig, sizes: ShardSizes, layer: int, reduce: Exchange) -
     ]
 
 
-def _mla(config: ModelConfig, sizes: ShardSizes, layer: int, reduce: Exchange) -> list[Stage]:
+def _mla(
+    config: ModelConfig, sizes: ShardSizes, layer: int, reduce: Exchange, context: ContextShard | None
+) -> list[Stage]:
     hidden, heads, rank = config.hidden_size, sizes.mla_heads, config.q_lora_rank
     nope, rope, value, lora = (
         config.qk_nope_head_dim,
@@ -151,7 +166,31 @@ def _mla(config: ModelConfig, sizes: ShardSizes, layer: int, reduce: Exchange) -
     return [
         *found,
         Absorb(name + "absorb", layer, heads, nope, rope, value, lora, kv_b, "query", "query_absorbed"),
-        Attend(name + "attend", layer, index, heads, lora, rope, config.softmax_scale, "query_absorbed", "latent_out"),
+        *_attend(config, heads, layer, context),
         ValueGate(name + "value", layer, heads, nope, value, lora, kv_b, "latent_out", gate, "mla_out"),
         Linear(name + "output", layer, (out,)),
+    ]
+
+
+def _attend(config: ModelConfig, heads: int, layer: int, context: ContextShard | None) -> list[Stage]:
+    name, index = f"L{layer:02d}.mla.", config.mla_layers.index(layer)
+    lora, rope, scale = config.kv_lora_rank, config.qk_rope_head_dim, config.softmax_scale
+    if context is None:
+        return [Attend(name + "attend", layer, index, heads, lora, rope, scale, "query_absorbed", "latent_out")]
+    everyone = heads * context.size
+    return [
+        GatherQueries(name + "gather", layer, heads * (lora + rope), "query_absorbed", "query_gathered"),
+        Attend(
+            name + "attend",
+            layer,
+            index,
+            everyone,
+            lora,
+            rope,
+            scale,
+            "query_gathered",
+            "latent_parts",
+            context=context,
+        ),
+        MergeContext(name + "merge", layer, context.size, heads, lora, "latent_parts", "latent_out"),
     ]

@@ -6,6 +6,7 @@ from stepkernel.model.config import ModelConfig
 from stepkernel.model.draft_config import AuxStream
 from stepkernel.model.shard import Shard, shard_sizes
 from stepkernel.program import attention, feedforward
+from stepkernel.program.context import ContextShard
 from stepkernel.program.program import BLOCKS, MAX_ROWS, PREFIX, TAPS, Program
 from stepkernel.program.stages import (
     Argmax,
@@ -39,9 +40,11 @@ def build_program(
     queries: int = 1,
     max_rows: int = MAX_ROWS,
     taps: Taps | None = None,
+    context_interleave: int | None = None,
 ) -> Program:
     """The step of up to `requests` requests with `queries` tokens each; with `taps` it also fills the buffer TAPS.
 
+    With `context_interleave` the ranks share out the latent rows, so many consecutive tokens at a time (spec 4.3).
     Raises ValueError if the rows exceed `max_rows` (64, spec 6.2; prefill on the standard path passes its own limit) or
     the shard does not divide the model.
     """
@@ -49,13 +52,16 @@ def build_program(
         raise ValueError(f"{requests} requests x {queries} queries: a step takes 1 to {max_rows} rows")
     sizes = shard_sizes(config, shard.size)
     hidden = config.hidden_size
+    context = None
+    if context_interleave is not None and shard.size > 1:
+        context = ContextShard(shard.rank, shard.size, context_interleave)
     stages: list[Stage] = [
         Embed("embed", -1, Matrix("model.embed_tokens.weight", sizes.vocab, hidden), PREFIX, _reduce(shard))
     ]
     delta: tuple[str, ...] = ()
     for layer in range(config.num_layers):
         stages.append(replace(_mix(config, layer, "attention", delta), tap=_tap(config, taps, layer - 1)))
-        stages += attention.stages(config, sizes, layer, _reduce(shard))
+        stages += attention.stages(config, sizes, layer, _reduce(shard), context)
         stages.append(_mix(config, layer, "mlp", ("attention_out",)))
         ffn, delta = feedforward.stages(config, sizes, shard, layer)
         stages += ffn
@@ -70,13 +76,14 @@ def build_program(
         Buffer(BLOCKS, hidden, "bf16", config.num_blocks),
         Buffer("hidden", hidden, "bf16"),
         Buffer("attention_out", hidden, "bf16"),
-        *attention.buffers(config, sizes),
+        *attention.buffers(config, sizes, context),
         *feedforward.buffers(config, sizes),
         Buffer("logits", config.vocab_size, "f32"),
         Buffer("tokens", 1, "i32"),
         Buffer(TAPS, 0 if taps is None else len(taps.layers) * hidden, "bf16"),
     ]
-    return Program(config, shard, requests, queries, tuple(stages), tuple(b for b in buffers if b.width and b.copies))
+    kept = tuple(b for b in buffers if b.width and b.copies)
+    return Program(config, shard, requests, queries, tuple(stages), kept, context)
 
 
 def _tap(config: ModelConfig, taps: Taps | None, layer: int) -> Tap | None:

@@ -20,10 +20,12 @@ from stepkernel.program.stages import (
     Embed,
     ExpertsDown,
     ExpertsUp,
+    GatherQueries,
     KdaCore,
     LatentInsert,
     Linear,
     Matrix,
+    MergeContext,
     MixNorm,
     Select,
     Stage,
@@ -103,7 +105,9 @@ def cost(stage: Stage, load: Load, distinct: DistinctExperts | None = None) -> C
             return _kda(stage, load)
         case LatentInsert():
             values = stage.lora + stage.query_rank
-            written = rows * (stage.lora + stage.rope) * load.kv_bytes
+            written = (
+                rows * (stage.lora + stage.rope) * load.kv_bytes
+            )  # at most: with a shared context, all on one rank
             return Cost(_BF16 * values, cache_bytes=written, flops=rows * values * 4)
         case Absorb():
             values = stage.heads * stage.nope * stage.lora
@@ -111,9 +115,15 @@ def cost(stage: Stage, load: Load, distinct: DistinctExperts | None = None) -> C
         case Attend():
             row = stage.lora + stage.rope
             # The rows of this step are still in the processor's caches; those of earlier steps are read once.
-            read = load.requests * load.context * row * load.kv_bytes
-            pairs = load.requests * (load.queries * load.context + load.queries * (load.queries + 1) // 2)
+            # With a share of the rows, the average over the ranks.
+            share = 1.0 if stage.context is None else 1.0 / stage.context.size
+            read = load.requests * load.context * row * load.kv_bytes * share
+            pairs = load.requests * (load.queries * load.context + load.queries * (load.queries + 1) // 2) * share
             return Cost(cache_bytes=read, flops=2 * pairs * stage.heads * (row + stage.lora))
+        case GatherQueries():
+            return Cost()
+        case MergeContext():
+            return Cost(flops=2 * rows * stage.heads * stage.lora)
         case ValueGate():
             values = stage.heads * stage.value * stage.lora
             return Cost(_BF16 * values, flops=2 * rows * values)

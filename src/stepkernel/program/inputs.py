@@ -15,7 +15,7 @@ class StepInputs:
 
     token_ids     int32 [rows]
     lengths       int32 [requests]        tokens of the request once this step is done; 0 = padding
-    page_table    int32 [requests, pages] page of each `page_tokens` tokens
+    page_table    int32 [requests, pages] page of each `page_tokens` tokens, of those that lie on this rank
     slot_mapping  int64 [rows]            flat cache row to write; negative = do not write
     state_slots   int32 [requests, 1 or at least queries]  KDA slot (<= 0: no state, output zero). One column: the state
                   is read from and written to that slot. More columns: the state after query i goes to slot i, and the
@@ -89,7 +89,8 @@ class StepInputs:
                 f"slot_mapping: row {self.slot_mapping.max()}, cache has {caches.pages * caches.page_tokens}"
             )
         for request, length in enumerate(self.lengths.tolist()):
-            used = -(-length // caches.page_tokens) if caches.page_tokens else 0
+            here = length if program.context is None else program.context.owned(length)
+            used = -(-here // caches.page_tokens) if caches.page_tokens else 0
             if length < 0 or used > self.page_table.shape[1]:
                 raise ValueError(f"lengths[{request}] = {length}: page_table holds {self.page_table.shape[1]} pages")
             pages = self.page_table[request, :used]

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from stepkernel.model.config import ModelConfig
 from stepkernel.model.shard import Shard
+from stepkernel.program.context import ContextShard
 from stepkernel.program.draft_stages import ChooseDraft, Confidence, MarkovBias, Rotate
 from stepkernel.program.stages import (
     Absorb,
@@ -15,9 +16,11 @@ from stepkernel.program.stages import (
     Embed,
     ExpertsDown,
     ExpertsUp,
+    GatherQueries,
     KdaCore,
     LatentInsert,
     Linear,
+    MergeContext,
     MixNorm,
     Select,
     Stage,
@@ -35,7 +38,10 @@ RECURRENT = "recurrent state"
 
 @dataclass(frozen=True)
 class Program:
-    """One decode step. `requests * queries` is the largest number of rows it takes (spec 6.2: at most 64)."""
+    """One decode step. `requests * queries` is the largest number of rows it takes (spec 6.2: at most 64).
+
+    `context`: which latent rows this rank holds; None if all of them.
+    """
 
     config: ModelConfig
     shard: Shard
@@ -43,6 +49,7 @@ class Program:
     queries: int
     stages: tuple[Stage, ...]
     buffers: tuple[Buffer, ...]
+    context: ContextShard | None = None
 
     @property
     def rows(self) -> int:
@@ -80,7 +87,7 @@ def reads(stage: Stage) -> frozenset[str]:
             return frozenset({stage.x, stage.weights})
         case Argmax():
             return frozenset({stage.logits})
-        case Activate() | Absorb() | Rotate():
+        case Activate() | Absorb() | Rotate() | GatherQueries() | MergeContext():
             return frozenset({stage.x})
         case MarkovBias():
             return frozenset({stage.logits} | ({stage.drafts} if stage.position else set()))

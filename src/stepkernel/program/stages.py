@@ -8,12 +8,14 @@ that were rounded to BF16 (spec 2.1), so that every executor has the same roundi
 from dataclasses import dataclass
 from typing import Literal
 
+from stepkernel.program.context import ContextShard
 from stepkernel.program.draft_stages import ChooseDraft, Confidence, MarkovBias, Rotate
 
 Format = Literal["bf16", "mxfp4"]
 Exchange = Literal["none", "all_reduce", "all_gather"]
 Update = Literal["none", "add", "restart"]
 
+PARTIAL = 8  # values behind a head's partial sum: its largest score, its total, and six to fill a vector
 BITS_PER_WEIGHT: dict[Format, float] = {"bf16": 16.0, "mxfp4": 4.25}
 
 
@@ -188,7 +190,9 @@ class Absorb:
 class Attend:
     """Softmax attention of absorbed queries over the latent rows; `out` is the mixed latent (spec 2.6).
 
-    Causal, or over all rows of the request for every query (a draft's block, spec 5.1).
+    Causal, or over all rows of the request for every query (a draft's block, spec 5.1). With `context` it attends with
+    the heads of all ranks over the rows of this one, and `out` holds for each head lora + PARTIAL values: the sum
+    that no total has divided yet, the largest score and the total of the weights relative to it (spec 4.3).
     """
 
     name: str
@@ -201,6 +205,32 @@ class Attend:
     x: str
     out: str
     causal: bool = True
+    context: ContextShard | None = None
+
+
+@dataclass(frozen=True)
+class GatherQueries:
+    """The absorbed queries of all ranks' heads side by side (spec 4.3); `width` values come from each rank."""
+
+    name: str
+    layer: int
+    width: int
+    x: str
+    out: str
+
+
+@dataclass(frozen=True)
+class MergeContext:
+    """`out[h]` of this rank's heads from every rank's part: sum w_d s_d / sum w_d t_d with w_d = exp(m_d - max m), in
+    rank order, rounded once; 0 where no rank holds a row (spec 4.3)."""
+
+    name: str
+    layer: int
+    ranks: int
+    heads: int
+    lora: int
+    x: str
+    out: str
 
 
 @dataclass(frozen=True)
@@ -303,6 +333,8 @@ Stage = (
     | LatentInsert
     | Absorb
     | Attend
+    | GatherQueries
+    | MergeContext
     | ValueGate
     | Select
     | ExpertsUp

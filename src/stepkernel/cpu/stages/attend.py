@@ -38,13 +38,14 @@ from stepkernel.cpu.step import (
 )
 from stepkernel.cpu.vmath import E4M3, load_as, load_e4m3, round_if, store_as, store_e4m3
 from stepkernel.model.weights import Weights
-from stepkernel.program.stages import Attend, LatentInsert
+from stepkernel.program.stages import PARTIAL, Attend, LatentInsert
 
 CHUNK = 16  # cache rows widened to float32 at a time; fixed, so that a row's result depends on its own length only
 HEADS = 4  # heads that share the loads of a chunk
-_insert_arguments, _attend_arguments = words(14), words(11)
+_insert_arguments, _attend_arguments = words(14), words(14)
 _INSERT_EPS, _INSERT_SCALE = 8 * 14, 8 * 15
-_ATTEND_SCALE, _ATTEND_QUERY, _ATTEND_LATENT = 8 * 11, 8 * 12, 8 * 13
+_ATTEND_SCALE, _ATTEND_QUERY, _ATTEND_LATENT = 8 * 14, 8 * 15, 8 * 16
+_EMPTY = np.float32(-3e38)  # the largest score of no rows, finite so that a difference of two is a number
 
 
 def pack_insert(stage: LatentInsert, weights: Weights, arena: Arena) -> tuple[int, ...]:
@@ -151,6 +152,8 @@ def encode_attend(
     stage: Attend, layout: Layout, cache: int, row_bytes: int, kind: int, query_scale: float, latent_scale: float
 ) -> list[Record]:
     """`kind`: format of the cache's values. The scales are 1 unless it is FP8, for which queries are rounded too."""
+    where = stage.context
+    context = (0, 0, 0) if where is None else (where.size, where.rank, where.interleave)
     arguments = (
         *layout.at(stage.x),
         *layout.at(stage.out),
@@ -161,6 +164,7 @@ def encode_attend(
         stage.lora,
         stage.rope,
         int(stage.causal),
+        *context,
         float(stage.scale * query_scale * latent_scale),
         1.0 / query_scale,
         float(latent_scale),
@@ -172,7 +176,9 @@ def encode_attend(
 def attend(record: int, step: int, threads: int, thread: int, scratch: int) -> None:
     """Units are (row, up to four heads). The softmax runs on line over chunks of 16 cache rows (flash attention)."""
     out_of_line()
-    x, x_stride, out, out_stride, cache, row_bytes, kind, heads, lora, rope, causal = _attend_arguments(record)
+    x, x_stride, out, out_stride, cache, row_bytes, kind, heads, lora, rope, causal, ranks, rank, interleave = (
+        _attend_arguments(record)
+    )
     scale = get_f32(record + _ATTEND_SCALE)
     queries = get_i64(step + QUERIES)
     rounds = get_i64(step + ROUNDS)
@@ -191,14 +197,39 @@ def attend(record: int, step: int, threads: int, thread: int, scratch: int) -> N
         length = get_i32(get_i64(step + LENGTHS) + request * 4)
         if causal != 0:
             length += row - request * queries + 1 - queries
+        if ranks != 0:
+            length = _owned(length, ranks, rank, interleave)
         q = x + row * x_stride + head * width * 4
-        y = out + row * out_stride + head * lora * 4
+        y = out + row * out_stride + head * (lora if ranks == 0 else lora + PARTIAL) * 4
         if kind == E4M3:
             q = _round_queries(q, scratch + _rounded_at(width, lora), count * width, get_f32(record + _ATTEND_QUERY))
         enlarge = get_f32(record + _ATTEND_LATENT)
         _attend_heads(
-            q, y, cache, row_bytes, kind, request, length, count, lora, width, scale, enlarge, rounds, step, scratch
+            q,
+            y,
+            cache,
+            row_bytes,
+            kind,
+            request,
+            length,
+            count,
+            lora,
+            width,
+            scale,
+            enlarge,
+            rounds,
+            ranks,
+            step,
+            scratch,
         )
+
+
+@inner
+def _owned(tokens: int, ranks: int, rank: int, interleave: int) -> int:
+    """`ContextShard.owned` (program/context.py)."""
+    whole = max(tokens, 0) // (interleave * ranks)
+    rest = max(tokens, 0) - whole * interleave * ranks
+    return whole * interleave + min(max(rest - rank * interleave, 0), interleave)
 
 
 @inner
@@ -232,10 +263,14 @@ def _attend_heads(
     scale: float,
     enlarge: float,
     rounds: int,
+    ranks: int,
     step: int,
     scratch: int,
 ) -> None:
-    """`count` heads of one row over its first `length` cache rows; zero where length <= 0 (padding)."""
+    """`count` heads of one row over its first `length` cache rows; zero where length <= 0 (padding).
+
+    With `ranks` these are the rows of one rank, and the result is a partial one (`Attend` in program/stages.py).
+    """
     out_of_line()
     pages = get_i64(step + PAGES) + request * get_i64(step + PAGE_COLUMNS) * 4
     page_tokens = get_i64(step + PAGE_TOKENS)
@@ -262,11 +297,29 @@ def _attend_heads(
             _score(q + h * width * 4, chunk, weights + h * CHUNK * 4, size, width, scale)
             _rescale(weights + h * CHUNK * 4, tops + h * 4, totals + h * 4, sums + h * lora * 4, size, lora)
         _accumulate(chunk, weights, sums, count, size, lora, width)
+    if ranks != 0:
+        _store_partial(y, tops, totals, sums, count, length, lora, enlarge)
+        return
     for h in range(count):
         total = get_f32(totals + h * 4)
         inverse = splat_f32(enlarge / total) if length > 0 else zero_f32()
         for i in range(h * lora * 4, (h + 1) * lora * 4, 32):
             store_f32(y + i, round_if(multiply_f32(load_f32(sums + i), inverse), rounds))
+
+
+@inner
+def _store_partial(
+    y: int, tops: int, totals: int, sums: int, count: int, length: int, lora: int, enlarge: float
+) -> None:
+    """Of each head the sum, the largest score and the total, for `merge` (exchange.py)."""
+    factor = splat_f32(enlarge)
+    for h in range(count):
+        target = y + h * (lora + PARTIAL) * 4
+        for i in range(0, lora * 4, 32):
+            store_f32(target + i, multiply_f32(load_f32(sums + h * lora * 4 + i), factor))
+        store_f32(target + lora * 4, zero_f32())
+        put_f32(target + lora * 4, get_f32(tops + h * 4) if length > 0 else _EMPTY)
+        put_f32(target + lora * 4 + 4, get_f32(totals + h * 4))
 
 
 @inner

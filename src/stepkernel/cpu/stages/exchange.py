@@ -21,6 +21,7 @@ alarm; from then on nobody waits any more: every rank runs to the end of its ste
 error.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,19 +49,25 @@ from stepkernel.cpu.records import Operation, Record
 from stepkernel.cpu.simd import (
     I32,
     add_f32,
+    broadcast_f32,
     constant_ir,
     declare,
     f32_as_i32,
+    get_f32,
     get_i32,
     get_i64,
     i32_as_f32,
     i32x8,
     load_f32,
     load_i32,
+    multiply_add,
+    multiply_f32,
     operation,
     out_of_line,
+    put_f32,
     put_i32,
     put_i64,
+    splat_f32,
     splat_i32,
     store_f32,
     store_i32,
@@ -73,9 +80,11 @@ from stepkernel.cpu.step import ROUNDS, ROWS
 from stepkernel.cpu.team import BARRIER_SPINS
 from stepkernel.cpu.vmath import round_if
 from stepkernel.program.program import Program, barriers
-from stepkernel.program.stages import Combine, Embed, Linear, Stage
+from stepkernel.program.stages import PARTIAL, Combine, Embed, GatherQueries, Linear, MergeContext, Stage
 
-_post_arguments, _rearm_arguments, _take_arguments, _greet_arguments = (words(count) for count in (8, 3, 11, 3))
+_post_arguments, _rearm_arguments, _take_arguments, _greet_arguments, _merge_arguments = (
+    words(count) for count in (8, 3, 11, 3, 10)
+)
 HEAD = 64  # bytes of a slot before the rows: what the step is
 _SCRATCH = 64
 
@@ -87,6 +96,7 @@ class Piece:
     source  buffer that holds this rank's contribution; `out` gets the result
     width   columns of the contribution; `gathered`: the result is that of all ranks side by side, otherwise the sum
     joint   (first group, groups) in a product shared out by groups of 8 columns; None: the stage shares out rows
+    merged  (ranks, heads of a rank, lora): the contribution holds partial sums of all heads; a rank merges its own
     """
 
     source: str
@@ -94,6 +104,7 @@ class Piece:
     width: int
     gathered: bool
     joint: tuple[int, int] | None
+    merged: tuple[int, int, int] | None = None
 
     @property
     def groups(self) -> int:
@@ -107,6 +118,11 @@ def pieces(stage: Stage, exact: frozenset[str]) -> list[Piece]:
             return [Piece(stage.out, stage.out, stage.table.columns, False, None)]
         case Combine() if stage.exchange != "none":
             return [Piece(stage.out, stage.out, stage.width, False, None)]
+        case GatherQueries():
+            return [Piece(stage.x, stage.out, stage.width, True, None)]
+        case MergeContext():
+            width = stage.ranks * stage.heads * (stage.lora + PARTIAL)
+            return [Piece(stage.x, stage.out, width, False, None, (stage.ranks, stage.heads, stage.lora))]
         case Linear():
             found = []
             for parts in joint_parts(stage, exact):
@@ -158,9 +174,13 @@ def encode(stage: Stage, index: int, number: int, group: int, layout: Layout, ex
         first, joint = piece.joint or (0, 0)
         where = (piece.groups, before)
         posts.append(Record(Operation.POST, (group, number, *layout.at(piece.source), *where, first, joint)))
-        shape = (*layout.at(piece.out), piece.width, int(piece.gathered), int(piece.out not in exact))
-        arguments = (group, number, index, *where, *shape, int(piece.joint is None))
-        takes.append(Record(Operation.TAKE, arguments, _SCRATCH))
+        place, rounded = (group, number, index, *where, *layout.at(piece.out)), int(piece.out not in exact)
+        if piece.merged is None:
+            arguments = (*place, piece.width, int(piece.gathered), rounded, int(piece.joint is None))
+            takes.append(Record(Operation.TAKE, arguments, _SCRATCH))
+        else:
+            ranks, heads, lora = piece.merged
+            takes.append(Record(Operation.MERGE, (*place, heads, lora, rounded), _SCRATCH + 4 * ranks))
         before += piece.groups
     greet = [Record(Operation.GREET, (group, number, index), _SCRATCH)] if number == 0 else []
     return [*posts, Record(Operation.REARM, (group, number, before)), *greet, *takes]
@@ -328,6 +348,47 @@ def take(record: int, step: int, threads: int, thread: int, scratch: int) -> Non
                             value = get_i32(source + c)
                             put_i32(target + c, np.int32(0) if value == np.int32(-(1 << 31)) else value)
         first = row * groups + end // 32
+    fence()
+
+
+@inner
+def merge(record: int, step: int, threads: int, thread: int, scratch: int) -> None:
+    """This rank's heads from the partial sums of all ranks, in rank order (spec 4.3). Heads of all rows are shared out.
+
+    A rank without rows has a total of 0 and a largest score below every other. A NaN reaches the output.
+    """
+    out_of_line()
+    group, number, stage, groups, before, y, y_stride, heads, lora, rounded = _merge_arguments(record)
+    rows, size = get_i64(step + ROWS), get_i64(group + box.GROUP_SIZE)
+    rounds = get_i64(step + ROUNDS) * rounded
+    slot, slot_size = _slot(group, number, 0) + HEAD + rows * before * 32, get_i64(group + box.SLOT_BYTES)
+    weights = scratch + _SCRATCH
+    first, last = share(rows * heads, threads, thread)
+    for unit in range(first, last):
+        row = unit // heads
+        head = unit - row * heads
+        part = slot + row * groups * 32 + (get_i64(group + box.RANK) * heads + head) * (lora + PARTIAL) * 4
+        top = np.float32(-3e38)
+        for rank in range(size):
+            facts = part + rank * slot_size + lora * 4
+            _received(facts, group, rank, stage, scratch)
+            value = get_f32(facts)
+            if not value <= top:
+                top = value
+        total = np.float32(0.0)
+        for rank in range(size):
+            facts = part + rank * slot_size + lora * 4
+            weight = np.float32(math.exp(get_f32(facts) - top))
+            put_f32(weights + rank * 4, weight)
+            total += weight * get_f32(facts + 4)
+        inverse = splat_f32(np.float32(1.0) / total) if total != np.float32(0.0) else zero_f32()
+        target = y + row * y_stride + head * lora * 4
+        for i in range(0, lora * 4, 32):
+            merged = zero_f32()
+            for rank in range(size):
+                values = i32_as_f32(_received(part + rank * slot_size + i, group, rank, stage, scratch))
+                merged = multiply_add(broadcast_f32(weights + rank * 4), values, merged)
+            store_f32(target + i, round_if(multiply_f32(merged, inverse), rounds))
     fence()
 
 
