@@ -66,6 +66,7 @@ def test_drafted_tokens_as_in_the_reference(model: str, queries: int) -> None:
                 fresh=[False] * REQUESTS,
                 accepted=accepted,
                 verifies=[True] * REQUESTS,
+                columns=torch.arange(queries).expand(REQUESTS, -1),
             ),
             *(
                 torch.from_numpy(reference.buffers[name][:rows].copy())

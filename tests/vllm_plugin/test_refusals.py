@@ -9,9 +9,11 @@ pytest.importorskip("vllm")
 from vllm.engine.arg_utils import EngineArgs
 
 from stepkernel.model.shard_weights import ShardWeights
+from stepkernel.vllm_plugin.options import speculation
 from support.golden import ASSETS
 
 pytestmark = pytest.mark.vllm
+DRAFT = str(ASSETS / "tiny-k3-dspark")
 
 COMMON: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("backend", {"additional_config": {"decode_backend": "fast"}}, "decode_backend 'fast': supported are auto and"),
@@ -58,22 +60,51 @@ COMMON: tuple[tuple[str, dict[str, Any], str], ...] = (
     ),
     ("load format", {"load_format": "dummy"}, "load format 'dummy': .* `stepkernel synthesize`"),
 )
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
 SPECIALISED: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("drafts", {"speculative_config": {**NGRAM, "num_speculative_tokens": 9}}, "9 speculative tokens: .* up to 7"),
     (
-        "drafts",
-        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 9, "prompt_lookup_max": 3}},
-        "speculative decoding: .* decode_backend to auto",
+        "method",
+        {"speculative_config": {"method": "extract_hidden_states", "num_speculative_tokens": 1}},
+        "speculative method 'extract_hidden_states': supported are a DSpark draft",
     ),
     (
-        "speculation",
-        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}},
-        "speculative decoding: .* decode_backend to auto",
+        "no draft",
+        {"speculative_config": speculation(DRAFT, 3)["speculative_config"]},
+        "speculation with a DSpark draft: which one is missing; set draft in --additional-config",
     ),
+    (
+        "block verification",
+        {"speculative_config": {**NGRAM, "rejection_sample_method": "block"}},
+        "rejection sampling 'block': .* remove rejection_sample_method",
+    ),
+)
+
+# With the draft of tiny-k3 on top of `speculation`.
+DRAFTED: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("standard path", {"additional_config": {"draft": DRAFT}}, "set decode_backend to latency_specialized"),
+    ("no speculation", {"speculative_config": None}, "pass `stepkernel serve --draft DIR"),
+    ("another proposer", {"speculative_config": NGRAM}, "speculative_config must be method custom_class"),
+    ("ranks", {"tensor_parallel_size": 2}, "tensor parallel size 2: .* --tensor-parallel-size 1"),
+    ("scheduler", {"scheduler_cls": "vllm.v1.core.sched.scheduler.Scheduler"}, "remove --scheduler-cls"),
+    ("another target", {"model": str(ASSETS / "tiny-kimi-linear")}, "target_layer_ids found .* made for this target"),
+    ("too many", speculation(DRAFT, 8), "8 speculative tokens; supported: 1 to 7|8 speculative tokens: .* up to 7"),
+    (
+        "draft sampling",
+        {
+            "speculative_config": {
+                **speculation(DRAFT, 7)["speculative_config"],
+                "draft_sample_method": "probabilistic",
+            }
+        },
+        "draft sampling 'probabilistic': drafts are the largest logits",
+    ),
+    ("no directory", speculation("/nowhere/draft", 7), "/nowhere/draft"),
 )
 
 
 def configure(**options: Any) -> Any:
-    return EngineArgs(model=str(ASSETS / "tiny-k3"), **{"max_model_len": 512, **options}).create_engine_config()
+    return EngineArgs(**{"model": str(ASSETS / "tiny-k3"), "max_model_len": 512, **options}).create_engine_config()
 
 
 # What vLLM itself refuses on CPUs, so that nothing of ours has to.
@@ -108,6 +139,12 @@ def test_refused_with_the_specialised_decode(options: dict[str, Any], message: s
         configure(additional_config={"decode_backend": "latency_specialized"}, **options)
 
 
+@pytest.mark.parametrize(("options", "message"), [case[1:] for case in DRAFTED], ids=[case[0] for case in DRAFTED])
+def test_refused_with_a_draft(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        configure(**{**speculation(DRAFT, 7), **options})
+
+
 def test_windows_with_channels_first(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.model_executor.layers.mamba import mamba_utils
 
@@ -128,6 +165,13 @@ def test_a_broken_checkpoint(tmp_path: Any) -> None:
 def test_two_ranks_are_accepted() -> None:
     config = configure(tensor_parallel_size=2, additional_config={"decode_backend": "latency_specialized"})
     assert config.parallel_config.distributed_executor_backend == "mp"
+
+
+def test_drafts_are_accepted() -> None:
+    for options in ({"speculative_config": NGRAM}, speculation(DRAFT, 7)):
+        config = configure(**{"additional_config": {"decode_backend": "latency_specialized"}, **options})
+        assert config.scheduler_config.scheduler_cls.endswith("StepScheduler")
+        assert not config.scheduler_config.async_scheduling
 
 
 def test_what_is_supported_is_accepted() -> None:

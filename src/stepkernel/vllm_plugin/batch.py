@@ -12,8 +12,9 @@ class StateBatch:
     starts    first row of each request, then the number of rows
     slots     int32 [requests, columns] on the CPU: one column, or one state for every query of a verification
     fresh     requests without history: what lies in their slot is another's
-    accepted  1 .. columns: the state a verification starts from (spec 5.5)
-    columns   int64 [requests, columns] of the engine's table that `slots` were taken from; None: all of them
+    accepted  1 .. columns: the state a verification starts from (spec 5.5); 1 for every other request
+    verifies  requests whose rows are the last token and drafts behind it; for these, all rows give logits
+    columns   int64 [requests, columns] of the engine's table that `slots` were taken from
     """
 
     starts: list[int]
@@ -21,7 +22,7 @@ class StateBatch:
     fresh: list[bool]
     accepted: list[int]
     verifies: list[bool]
-    columns: Tensor | None = None
+    columns: Tensor
 
     @property
     def requests(self) -> int:

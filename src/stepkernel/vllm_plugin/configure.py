@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 
 from stepkernel.vllm_plugin.deployment import check_deployment
-from stepkernel.vllm_plugin.options import Options
+from stepkernel.vllm_plugin.options import SCHEDULER, Options
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -31,5 +31,8 @@ class Configuration(VerifyAndUpdateConfig):
         options = Options.parse(vllm_config.additional_config)
         check_deployment(vllm_config, options)
         parallel = vllm_config.parallel_config
-        if options.specialises and parallel.worker_cls in ("auto", CPU_WORKER):
+        speculates = vllm_config.speculative_config is not None
+        if (options.specialises or speculates) and parallel.worker_cls in ("auto", CPU_WORKER):
             parallel.worker_cls = "stepkernel.vllm_plugin.worker.StepWorker"
+        if speculates and vllm_config.scheduler_config.scheduler_cls is None:
+            vllm_config.scheduler_config.scheduler_cls = SCHEDULER

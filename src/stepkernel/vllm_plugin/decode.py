@@ -4,18 +4,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stepkernel.cpu.executor import CpuExecutor
+from stepkernel.cpu.crew import Crew
+from stepkernel.cpu.executor import Activations, CpuExecutor
 from stepkernel.cpu.stages.exchange import slot_bytes
 from stepkernel.cpu.weights import CpuWeights
 from stepkernel.model.config import ModelConfig
-from stepkernel.program.builder import build_program
+from stepkernel.program.builder import Taps, build_program
 from stepkernel.program.inputs import Caches, StepInputs
+from stepkernel.vllm_plugin.arrays import array_of
 from stepkernel.vllm_plugin.batch import PageBatch, StateBatch
 from stepkernel.vllm_plugin.layers import KdaLayer, MlaLayer
 from stepkernel.vllm_plugin.ranks import Ranks
@@ -28,17 +29,20 @@ class DecodeOutputs:
     hidden  normalised rows in the dtype of the model
     logits  float32 [rows, vocab]
     tokens  int32 [rows]: the largest logit, -1 where a row holds a NaN
+    taps    float32 [rows, taps * hidden]: streams kept for a draft, if any are
     """
 
     hidden: Tensor
     logits: Tensor
     tokens: Tensor
+    taps: NDArray[np.float32] | None
 
 
 class SpecialisedDecode:
     """Executor bound to the caches of vLLM's layers; it is made again when vLLM binds others.
 
-    max_requests  most requests of a step, one token each.
+    max_requests  most requests of a step
+    drafts        most drafted tokens of each
     """
 
     def __init__(
@@ -51,10 +55,13 @@ class SpecialisedDecode:
         max_requests: int,
         ranks: Ranks,
         threads: int | None,
+        drafts: int = 0,
+        taps: Taps | None = None,
     ) -> None:
-        self.max_requests = max_requests
-        self._packed, self._dtype, self._threads = packed, dtype, threads or ranks.threads
-        self._program = build_program(config, ranks.shard, requests=max_requests)
+        self.max_requests, self.queries = max_requests, range(1, 2 + drafts)
+        self.crew = Crew(threads or ranks.threads)
+        self._packed, self._dtype = packed, dtype
+        self._program = build_program(config, ranks.shard, requests=max_requests, queries=1 + drafts, taps=taps)
         self._mailbox = ranks.mailbox(slot_bytes(self._program))
         self._kda = [kda_layers[i] for i in config.kda_layers]
         self._mla = [mla_layers[i] for i in config.mla_layers]
@@ -63,16 +70,21 @@ class SpecialisedDecode:
         self._leaders: list[KdaLayer] = []
 
     def run(self, token_ids: Tensor, pages: PageBatch) -> DecodeOutputs:
-        """One token of each request of `pages`, which `route` has found fit."""
+        """The same number of tokens of each request of `pages`, which `route` has found fit."""
         executor = self._current()
         states = [batch for batch in (layer.batch() for layer in self._leaders) if batch is not None]
         self._clear_fresh(states)
         outputs = executor.run(_inputs(token_ids, pages, states, executor.caches.page_tokens))
         rows = len(outputs.logits)
         hidden = torch.from_numpy(executor.buffers["hidden"][:rows]).to(self._dtype)
-        return DecodeOutputs(hidden, torch.from_numpy(outputs.logits), torch.from_numpy(outputs.tokens.copy()))
+        logits, tokens = torch.from_numpy(outputs.logits), torch.from_numpy(outputs.tokens.copy())
+        return DecodeOutputs(hidden, logits, tokens, outputs.taps)
 
     def close(self) -> None:
+        self._end()
+        self.crew.close()
+
+    def _end(self) -> None:
         if self._executor is not None:
             self._executor.close()
             self._executor = None
@@ -81,16 +93,16 @@ class SpecialisedDecode:
         bound: list[Any] = [*(layer.kv_cache for layer in self._kda), *(layer.kv_cache for layer in self._mla)]
         unchanged = len(bound) == len(self._bound) and all(a is b for a, b in zip(bound, self._bound, strict=True))
         if self._executor is None or not unchanged:
-            self.close()
+            self._end()
             self._executor = self._make()
             self._bound = bound
         return self._executor
 
     def _make(self) -> CpuExecutor:
         caches = Caches(
-            latent=[_array(layer.kv_cache) for layer in self._mla],
-            conv=[_array(layer.kv_cache[0]) for layer in self._kda],
-            recurrent=[_array(layer.kv_cache[1]) for layer in self._kda],
+            latent=[array_of(layer.kv_cache) for layer in self._mla],
+            conv=[array_of(layer.kv_cache[0]) for layer in self._kda],
+            recurrent=[array_of(layer.kv_cache[1]) for layer in self._kda],
         )
         # Layers of one of vLLM's cache groups get the same metadata object, and only they.
         leaders: dict[int, KdaLayer] = {}
@@ -102,8 +114,8 @@ class SpecialisedDecode:
             self._program,
             self._packed,
             caches,
-            threads=self._threads,
-            activations="bf16" if self._dtype == torch.bfloat16 else "float32",
+            crew=self.crew,
+            activations=activations(self._dtype),
             mailbox=self._mailbox,
             state_groups=[order.index(id(layer.batch())) for layer in self._kda],
         )
@@ -122,25 +134,25 @@ class SpecialisedDecode:
                 state[slots] = 0
 
 
+def activations(dtype: torch.dtype) -> Activations:
+    """How steps round where the model has this dtype."""
+    return "bf16" if dtype == torch.bfloat16 else "float32"
+
+
 def _inputs(token_ids: Tensor, pages: PageBatch, states: Sequence[StateBatch], page_tokens: int) -> StepInputs:
-    requests = pages.requests
+    requests, rows = pages.requests, pages.rows
     columns = -(-max(pages.lengths) // page_tokens) if page_tokens else 0
-    slots = np.zeros((max(1, len(states)), requests, 1), np.int32)
-    for group, batch in enumerate(states):
-        slots[group, :, 0] = batch.slots[:, 0].numpy()
+    if states:
+        slots = np.stack([batch.slots.numpy() for batch in states]).astype(np.int32, copy=False)
+        accepted = np.array(states[0].accepted, np.int32)
+    else:
+        slots, accepted = np.zeros((1, requests, 1), np.int32), np.ones(requests, np.int32)
     return StepInputs(
-        queries=1,
-        token_ids=token_ids[:requests].numpy().astype(np.int32),
+        queries=rows // requests,
+        token_ids=token_ids[:rows].numpy().astype(np.int32),
         lengths=np.array(pages.lengths, np.int32),
         page_table=pages.pages[:, :columns].numpy(),
-        slot_mapping=pages.slots[:requests].numpy(),
+        slot_mapping=pages.slots[:rows].numpy(),
         state_slots=slots,
-        accepted=np.ones(requests, np.int32),
+        accepted=accepted,
     )
-
-
-def _array(tensor: Tensor) -> NDArray[Any]:
-    """The tensor's own memory; NumPy knows BF16 only by its bits."""
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return tensor.numpy()

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepkernel.vllm_plugin.options import DeploymentError, Options
+from stepkernel.model.draft_config import MAX_DRAFTS
+from stepkernel.vllm_plugin.options import PROPOSER, SCHEDULER, DeploymentError, Options
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -16,10 +17,12 @@ def check_deployment(config: "VllmConfig", options: Options) -> None:
     """Raises DeploymentError for the first thing that cannot work."""
     for fault in (*_model_faults(config), *_placement_faults(config), *_cache_faults(config)):
         raise DeploymentError(fault)
+    for fault in _draft_faults(config, options):
+        raise DeploymentError(f"draft {options.draft}: {fault}")
     if options.specialises:
-        for fault in _specialised_faults(config):
+        for fault in _speculation_faults(config, options):
             raise DeploymentError(f"decode_backend latency_specialized: {fault}")
-    _check_files(config)
+    _check_files(config, options)
 
 
 def _model_faults(config: "VllmConfig") -> Iterator[str]:
@@ -115,22 +118,73 @@ def _cache_faults(config: "VllmConfig") -> Iterator[str]:
         )
 
 
-def _specialised_faults(config: "VllmConfig") -> Iterator[str]:
-    if config.speculative_config is not None:
+def _draft_faults(config: "VllmConfig", options: Options) -> Iterator[str]:
+    if options.draft is None:
+        return
+    speculation = config.speculative_config
+    if not options.specialises:
+        yield "drafts run beside the specialised decode; set decode_backend to latency_specialized"
+    if speculation is None or speculation.method != "custom_class" or speculation.model != PROPOSER:
         yield (
-            "speculative decoding: verification steps are not specialised yet; remove --speculative-config or set "
-            "decode_backend to auto"
+            f"speculative_config must be method custom_class, model {PROPOSER}, num_speculative_tokens K; "
+            "pass `stepkernel serve --draft DIR --num-speculative-tokens K`, or in Python what "
+            "stepkernel.vllm_plugin.options.speculation gives"
         )
+    scheduler = config.scheduler_config.scheduler_cls
+    if scheduler not in (None, SCHEDULER):
+        yield f"scheduler {scheduler!r}: it reserves no pages for the draft's rows; remove --scheduler-cls"
+    if config.parallel_config.tensor_parallel_size != 1:
+        yield (
+            f"tensor parallel size {config.parallel_config.tensor_parallel_size}: a draft runs in one process; "
+            "pass --tensor-parallel-size 1 or remove the draft"
+        )
+    if speculation is not None and speculation.draft_sample_method != "greedy":
+        yield f"draft sampling {speculation.draft_sample_method!r}: drafts are the largest logits; remove it"
 
 
-def _check_files(config: "VllmConfig") -> None:
-    """The model's own configuration and, if the files are here, the headers of its weights."""
+def _speculation_faults(config: "VllmConfig", options: Options) -> Iterator[str]:
+    speculation = config.speculative_config
+    if speculation is None:
+        return
+    if speculation.method not in ("custom_class", "ngram"):
+        yield (
+            f"speculative method {speculation.method!r}: supported are a DSpark draft (stepkernel serve --draft DIR), "
+            "ngram and custom_class"
+        )
+    if speculation.num_speculative_tokens > MAX_DRAFTS:
+        yield (
+            f"{speculation.num_speculative_tokens} speculative tokens: a verification step takes up to {MAX_DRAFTS}; "
+            f"pass num_speculative_tokens {MAX_DRAFTS}"
+        )
+    if speculation.model == PROPOSER and options.draft is None:
+        yield "speculation with a DSpark draft: which one is missing; set draft in --additional-config to its directory"
+    if speculation.rejection_sample_method != "standard":
+        yield (
+            f"rejection sampling {speculation.rejection_sample_method!r}: vLLM's CPU engine has only the standard "
+            "method; remove rejection_sample_method"
+        )
+    if speculation.uses_dynamic_speculative_decoding():
+        yield "a number of drafts by batch size: every step drafts the same number; pass num_speculative_tokens"
+
+
+def _check_files(config: "VllmConfig", options: Options) -> None:
+    """The model's own configuration and, if the files are here, the headers of its weights; the same of a draft."""
     from stepkernel.model.checkpoint import Checkpoint
     from stepkernel.model.shard import shard_sizes
+    from stepkernel.runtime.drafting import Draft
 
     directory = Path(config.model_config.model)
-    if directory.is_dir():
-        shard_sizes(Checkpoint.open(directory).config, config.parallel_config.tensor_parallel_size)
+    if not directory.is_dir():
+        return
+    target = Checkpoint.open(directory).config
+    shard_sizes(target, config.parallel_config.tensor_parallel_size)
+    if options.draft is not None:
+        draft = Draft.open(options.draft, target, config.num_speculative_tokens)
+        if draft.backbone.latent_row != target.latent_row:
+            raise DeploymentError(
+                f"draft {options.draft}: its latent rows have {draft.backbone.latent_row} values, the model's "
+                f"{target.latent_row}; both lie in one pool of pages, so they must be the same"
+            )
 
 
 def _conv_layout() -> str:

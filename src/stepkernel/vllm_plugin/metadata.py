@@ -94,15 +94,17 @@ class StateBuilder(GDNAttentionMetadataBuilder):
         m = common_attn_metadata
         starts, lengths = m.query_start_loc_cpu.tolist(), m.seq_lens.tolist()
         requests = len(starts) - 1
-        verifies = [False] * requests
-        if num_decode_draft_tokens_cpu is not None:
+        verifies, accepted = [False] * requests, [1] * requests
+        if num_decode_draft_tokens_cpu is not None and num_accepted_tokens is not None:
             verifies = (num_decode_draft_tokens_cpu >= 0).tolist()
+            found = num_accepted_tokens.tolist()
+            accepted = [n if verifying else 1 for n, verifying in zip(found, verifies, strict=True)]
         columns = self._columns(m.seq_lens)
         return StateBatch(
             starts=starts,
-            slots=_slots(m.block_table_tensor, columns),
+            slots=m.block_table_tensor.gather(1, columns),
             fresh=[lengths[r] == starts[r + 1] - starts[r] for r in range(requests)],
-            accepted=[1] * requests if num_accepted_tokens is None else num_accepted_tokens.tolist(),
+            accepted=accepted,
             verifies=verifies,
             columns=columns,
         )
@@ -111,19 +113,16 @@ class StateBuilder(GDNAttentionMetadataBuilder):
         self, metadata: StateBatch, blk_table: torch.Tensor, slot_mapping: torch.Tensor
     ) -> StateBatch:
         """Another group of layers in the same step: only its slots differ."""
-        return replace(metadata, slots=_slots(blk_table, metadata.columns))
+        return replace(metadata, slots=blk_table.gather(1, metadata.columns))
 
-    def _columns(self, lengths: torch.Tensor) -> torch.Tensor | None:
+    def _columns(self, lengths: torch.Tensor) -> torch.Tensor:
         """With prefix caching ("align") a request has a state for each of its blocks; the last ones are in use."""
-        if self.vllm_config.cache_config.mamba_cache_mode == "none":
-            return None
         spec = self.kv_cache_spec
+        count = torch.arange(1 + spec.num_speculative_blocks)
+        if self.vllm_config.cache_config.mamba_cache_mode == "none":
+            return count.expand(len(lengths), -1)
         last = (lengths.long() - 1).clamp_(min=0) // spec.block_size
-        return last[:, None] + torch.arange(1 + spec.num_speculative_blocks)
-
-
-def _slots(table: torch.Tensor, columns: torch.Tensor | None) -> torch.Tensor:
-    return table if columns is None else table.gather(1, columns)
+        return last[:, None] + count
 
 
 class StateBackend(GDNAttentionBackend):

@@ -19,7 +19,8 @@ from stepkernel.model.weights import Weights
 from stepkernel.program.builder import build_program
 from stepkernel.program.program import MAX_ROWS
 from stepkernel.program.routing import StepFacts, route
-from stepkernel.vllm_plugin.batch import PageBatch
+from stepkernel.runtime.drafting import Draft
+from stepkernel.vllm_plugin.batch import PageBatch, StateBatch
 from stepkernel.vllm_plugin.compatibility import tame_llvmlite
 from stepkernel.vllm_plugin.counters import StepCounters
 from stepkernel.vllm_plugin.layers import Dtypes, KdaLayer, MlaLayer, Shapes, state_shapes
@@ -31,7 +32,8 @@ from stepkernel.vllm_plugin.standard.path import StandardPath
 from stepkernel.vllm_plugin.standard.weights import PlainWeights, StandardWeights
 
 if TYPE_CHECKING:
-    from stepkernel.vllm_plugin.decode import DecodeOutputs
+    from stepkernel.vllm_plugin.decode import DecodeOutputs, SpecialisedDecode
+    from stepkernel.vllm_plugin.drafting import Drafting
 
 
 class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
@@ -47,11 +49,23 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
         name = f"{prefix}.layers" if prefix else "model.layers"
         self.kda_layers = {i: KdaLayer(self.config, vllm_config, f"{name}.{i}.kda") for i in self.config.kda_layers}
         self.mla_layers = {i: MlaLayer(self.config, vllm_config, f"{name}.{i}.mla") for i in self.config.mla_layers}
+        self.draft = open_draft(self.options, self.config, vllm_config.num_speculative_tokens)
+        self.draft_layers: dict[int, MlaLayer] = {}
+        if self.draft is not None:
+            # Numbered behind the model's own, since vLLM wants one number in each name.
+            backbone = self.draft.backbone
+            self.draft_layers = {
+                i: MlaLayer(backbone, vllm_config, f"{name}.{self.config.num_layers + i}.draft")
+                for i in backbone.mla_layers
+            }
         self.ranks = Ranks(self.options.rank_timeout, self.options.specialises)
-        self.program = build_program(self.config, self.ranks.shard)
+        self.program = build_program(
+            self.config, self.ranks.shard, taps=None if self.draft is None else self.draft.taps
+        )
         self.counters = StepCounters(exported=self.ranks.shard.rank == 0)
         self.standard: StandardPath | None = None
-        self.decode: Any = None
+        self.decode: SpecialisedDecode | None = None
+        self.drafting: Drafting | None = None
         self._ready: DecodeOutputs | None = None
         self._given: DecodeOutputs | None = None
 
@@ -85,13 +99,14 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
         # Imported late: it brings a compiler along, which the standard path alone does not need.
         from stepkernel.cpu import interpreter
         from stepkernel.cpu.weights import pack_weights
-        from stepkernel.vllm_plugin.decode import SpecialisedDecode
+        from stepkernel.vllm_plugin.decode import SpecialisedDecode, activations
         from stepkernel.vllm_plugin.standard.packed import PackedWeights
 
         tame_llvmlite()  # for the next engine of this process
         packed = pack_weights(self.program, source, self.options.activation_bits)
         self.ranks.after_rank_0(interpreter.enter.prepare)
-        requests = min(self.vllm_config.scheduler_config.max_num_seqs, MAX_ROWS)
+        drafts, most = self.vllm_config.num_speculative_tokens, self.vllm_config.scheduler_config.max_num_seqs
+        requests = min(most, MAX_ROWS // (1 + drafts))
         self.decode = SpecialisedDecode(
             self.config,
             packed,
@@ -101,7 +116,23 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
             requests,
             self.ranks,
             self.options.decode_threads,
+            drafts,
+            None if self.draft is None else self.draft.taps,
         )
+        if self.draft is not None:
+            from stepkernel.vllm_plugin.drafting import Drafting
+
+            self.drafting = Drafting(
+                self.draft,
+                source,
+                packed,
+                self.draft_layers,
+                drafts,
+                requests,
+                self.vllm_config.model_config.max_model_len,
+                activations(self.dtype),
+                self.decode.crew,
+            )
         return PackedWeights(self.program, packed, source, self.dtype)
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
@@ -122,21 +153,28 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
         assert self.standard is not None
         self._ready = self._given = None
         pages = next(iter(self.mla_layers.values())).batch() if self.mla_layers else None
+        states = next(iter(self.kda_layers.values())).batch() if self.kda_layers else None
         if pages is None:
-            return self.standard(input_ids)
-        taken = route(step_facts(pages, 0 if self.decode is None else self.decode.max_requests))
+            return self.standard(input_ids)[0]
+        decode = self.decode
+        prepared = (0, range(1, 2)) if decode is None else (decode.max_requests, decode.queries)
+        taken = route(step_facts(pages, states, *prepared))
         started = time.perf_counter()
         try:
-            if taken.kind == "specialized":
-                outputs = self.decode.run(input_ids, pages)
+            if taken.kind == "specialized" and decode is not None:
+                outputs = decode.run(input_ids, pages)
                 hidden, self._ready = outputs.hidden, outputs
+                taps = outputs.taps
             else:
                 self.ranks.same_step(input_ids, pages)
-                hidden = self.standard(input_ids)
+                hidden, *kept = self.standard(input_ids)
+                taps = kept[0].float().numpy() if kept else None
         except GroupError:
             self.ranks.end()
             raise
         self.counters.count(taken, time.perf_counter() - started)
+        if self.drafting is not None and taps is not None and states is not None:
+            self.drafting.see(taps, states)
         return hidden
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
@@ -170,19 +208,29 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
         return MambaStateCopyFuncCalculator.kda_state_copy_func()
 
 
-def step_facts(pages: PageBatch, prepared: int) -> StepFacts:
-    """What the router needs to know of a step; `prepared` is 0 if there is no specialised path."""
-    sizes = {last - first for first, last in pairwise(pages.starts)}
-    queries = sizes.pop() if len(sizes) == 1 else 0
+def step_facts(pages: PageBatch, states: StateBatch | None, prepared: int, queries: Iterable[int] = (1,)) -> StepFacts:
+    """What the router needs to know of a step.
+
+    prepared  requests that the specialised path takes, 0 if there is none; `queries`: tokens of each
+    """
+    sizes = [last - first for first, last in pairwise(pages.starts)]
+    verifies = [False] * len(sizes) if states is None else states.verifies
+    uniform = len(set(sizes)) == 1
     return StepFacts(
         backend="latency_specialized" if prepared else "standard",
         requests=pages.requests,
         rows=pages.rows,
-        queries=queries,
-        has_prefill=queries > 1 or bool(sizes),
-        uniform=queries > 0,
+        queries=sizes[0] if uniform else 0,
+        has_prefill=any(size > 1 and not v for size, v in zip(sizes, verifies, strict=True)),
+        uniform=uniform,
         prepared_requests=prepared,
+        prepared_queries=frozenset(queries),
     )
+
+
+def open_draft(options: Options, target: ModelConfig, drafts: int) -> Draft | None:
+    """The draft that the options name, checked against its target; ConfigError or CheckpointError."""
+    return None if options.draft is None else Draft.open(options.draft, target, drafts)
 
 
 def model_directory(vllm_config: VllmConfig) -> Path:

@@ -6,6 +6,8 @@ from typing import Any, Literal, get_args
 
 DecodeBackend = Literal["auto", "latency_specialized"]
 DECODE_BACKENDS: tuple[DecodeBackend, ...] = get_args(DecodeBackend)
+SCHEDULER = "stepkernel.vllm_plugin.scheduler.StepScheduler"
+PROPOSER = "stepkernel.vllm_plugin.proposer.DsparkProposer"
 
 
 class DeploymentError(ValueError):
@@ -18,12 +20,14 @@ class Options:
     decode_threads   threads of a native step at most; None: the processors this process may use.
     activation_bits  15 or 8: integers that activations of MXFP4 experts are turned into.
     rank_timeout     seconds that tensor-parallel ranks wait for each other inside a step before all of them stop.
+    draft            directory of a DSpark draft made for the model; None: no drafts of ours.
     """
 
     decode_backend: DecodeBackend = "auto"
     decode_threads: int | None = None
     activation_bits: int = 15
     rank_timeout: float = 10.0
+    draft: str | None = None
 
     @property
     def specialises(self) -> bool:
@@ -51,4 +55,15 @@ class Options:
         timeout = given.get("rank_timeout", 10.0)
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0.1 <= timeout <= 600:
             raise DeploymentError(f"additional_config rank_timeout {timeout!r}: supported are 0.1 to 600 seconds")
-        return Options(backend, threads, bits, float(timeout))
+        draft = given.get("draft")
+        if draft is not None and (not isinstance(draft, str) or not draft):
+            raise DeploymentError(f"additional_config draft {draft!r}: expected the directory of a DSpark draft")
+        return Options(backend, threads, bits, float(timeout), draft)
+
+
+def speculation(directory: str, drafts: int) -> dict[str, Any]:
+    """Arguments of `LLM(...)` that serve a model with the DSpark draft of a directory."""
+    return {
+        "additional_config": {"decode_backend": "latency_specialized", "draft": directory},
+        "speculative_config": {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": drafts},
+    }

@@ -1,4 +1,4 @@
-"""vLLM's CPU worker with one change: what a native step has chosen is not searched for again."""
+"""vLLM's CPU worker with small changes: what a native step has chosen is not searched for again, and drafts of ours."""
 
 from typing import Any
 
@@ -9,6 +9,8 @@ from vllm.v1.sample.logits_processor.builtin import LogitBiasLogitsProcessor, Mi
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from stepkernel.vllm_plugin.aligned import use_aligned_states
+
 
 class StepWorker(CPUWorker):
     """Named by `worker_cls` where the specialised decode is on."""
@@ -17,6 +19,15 @@ class StepWorker(CPUWorker):
         super().load_model(**kwargs)
         runner = self.model_runner
         runner.sampler = self._sampler = GreedySampler(runner.sampler, runner.model)
+        if runner.speculative_config is not None:
+            # The proposer itself leaves out requests without room. If one of them fills its context, vLLM would skip
+            # the proposer for all, and rows of the others would be missing in the draft's cache.
+            runner.effective_drafter_max_model_len = runner.max_model_len + runner.num_spec_tokens
+
+    def initialize_from_config(self, kv_cache_configs: Any) -> None:
+        super().initialize_from_config(kv_cache_configs)
+        if self.model_runner.speculative_config is not None and self.cache_config.mamba_cache_mode == "align":
+            use_aligned_states(self.model_runner)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         self._sampler.constrained = grammar_output is not None

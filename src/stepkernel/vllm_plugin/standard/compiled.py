@@ -17,5 +17,5 @@ def compiles(vllm_config: VllmConfig) -> bool:
 class CompiledPath(StandardPath):
     """Made under vLLM's current configuration; compiled in its first call."""
 
-    def forward(self, input_ids: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor) -> tuple[Tensor, ...]:
         return super().forward(input_ids)

@@ -130,6 +130,10 @@ def _verify(
     slots, history = batch.slots[request].tolist(), stage.conv_width - 1
     accepted, queries = batch.accepted[request], len(inputs.raw)
     window = state.conv[slots[0]]
+    if batch.fresh[request]:
+        # A one-token prompt among verifying requests: vLLM pads it with drafts that are none.
+        window[:history] = 0
+        state.recurrent[slots[0]] = 0
     taps = torch.cat([window[accepted - 1 : accepted - 1 + history].float(), inputs.raw])
     q, k, v = _heads(stage, _filtered(taps, weights.filters, queries))
     recurrent = state.recurrent[slots[accepted - 1]].clone().unsqueeze(0)

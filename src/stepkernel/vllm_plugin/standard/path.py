@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stepkernel.program.program import BLOCKS, PREFIX, Program
+from stepkernel.program.program import BLOCKS, PREFIX, TAPS, Program
 from stepkernel.program.stages import (
     Absorb,
     Activate,
@@ -26,8 +26,7 @@ from stepkernel.program.stages import (
     ValueGate,
 )
 from stepkernel.vllm_plugin.layers import KdaLayer, MlaLayer
-from stepkernel.vllm_plugin.standard import kda, mla, moe
-from stepkernel.vllm_plugin.standard.mix import mix_norm
+from stepkernel.vllm_plugin.standard import kda, mix, mla, moe
 from stepkernel.vllm_plugin.standard.numerics import activate, rms_norm
 from stepkernel.vllm_plugin.standard.opaque import Core, Cores, Run, opaque
 from stepkernel.vllm_plugin.standard.products import batched, exact_product, product
@@ -45,7 +44,8 @@ def own_part(how: Exchange, part: Tensor) -> Tensor:
 
 
 class StandardPath(nn.Module):
-    """`forward` gives the normalised hidden rows, `logits` the float32 logits of chosen rows.
+    """`forward` gives the normalised hidden rows and, for a program with taps, the streams kept for a draft
+    [rows, taps * hidden]; `logits` the float32 logits of chosen rows.
 
     `exchange` makes one value of the parts of all tensor-parallel ranks (`Ranks.exchange`). `cores`, if given, gets
     every part that looks at the number of rows, at the step or at the caches; calls to it become opaque ops, and what
@@ -70,6 +70,7 @@ class StandardPath(nn.Module):
         self._weights = weights
         self._kda, self._mla = kda_layers, mla_layers
         self._actions: list[Action] = []
+        self._taps: list[str] = []  # in ascending order of layers, as the draft reads them
         stages = list(program.stages)
         for position, stage in enumerate(stages):
             if isinstance(stage, Argmax) or stage.name == "head":
@@ -82,11 +83,12 @@ class StandardPath(nn.Module):
         assert isinstance(head, Linear)
         self._head, self._head_matrix = head, weights.joints(head)[0].matrix
 
-    def forward(self, input_ids: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor) -> tuple[Tensor, ...]:
         values: Values = {TOKENS: input_ids}
         for action in self._actions:
             action(values)
-        return values["hidden"]
+        taps = [values[name] for name in self._taps]
+        return (values["hidden"], torch.cat(taps, 1)) if taps else (values["hidden"],)
 
     def logits(self, hidden: Tensor) -> Tensor:
         part = self._head.parts[0]
@@ -145,7 +147,10 @@ class StandardPath(nn.Module):
         return run
 
     def _mix(self, stage: MixNorm) -> Action:
-        norm = self._weights.vector(stage.norm)
+        weight = self._weights.vector(stage.norm)
+        kept = None if stage.tap is None else f"{TAPS}{stage.tap.offset}"
+        if kept is not None:
+            self._taps.append(kept)
         score = None
         if stage.score_norm is not None and stage.score_proj is not None:
             score = self._weights.vector(stage.score_norm) * self._weights.vector(stage.score_proj).view(-1)
@@ -158,9 +163,12 @@ class StandardPath(nn.Module):
                 values[PREFIX] = delta if stage.update == "restart" else values[PREFIX] + delta
             prefix = values[PREFIX]
             blocks = [values[f"{BLOCKS}{i}"] for i in range(stage.sources)]
-            values[stage.out] = mix_norm(stage, [*blocks, prefix], score, norm)
+            mixed = mix.mix(stage, [*blocks, prefix], score)
+            values[stage.out] = mix.norm(stage, mixed, weight, self.dtype)
             if stage.save is not None:
                 values[f"{BLOCKS}{stage.save}"] = prefix
+            if stage.tap is not None and kept is not None:
+                values[kept] = mixed.to(self.dtype) if stage.tap.mixed else prefix
 
         return run
 
