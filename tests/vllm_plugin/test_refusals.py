@@ -31,8 +31,8 @@ COMMON: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("pipeline", {"pipeline_parallel_size": 2}, "pipeline parallel size 2: .* --pipeline-parallel-size 1"),
     (
         "decode context",
-        {"tensor_parallel_size": 2, "decode_context_parallel_size": 2},
-        "decode context parallel size 2: .* --decode-context-parallel-size 1",
+        {"tensor_parallel_size": 4, "decode_context_parallel_size": 2},
+        "decode context parallel size 2: .* --decode-context-parallel-size 1 or 4",
     ),
     ("prefill context", {"prefill_context_parallel_size": 2}, "prefill context parallelism: .* size 1"),
     ("dual batch", {"enable_dbo": True}, "dual batch overlap: .* remove --enable-dbo"),

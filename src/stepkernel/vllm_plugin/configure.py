@@ -21,6 +21,8 @@ class Configuration(VerifyAndUpdateConfig):
         # vLLM's CPU platform ties MLA to its own kernel: blocks of 16 tokens, no chunked prefill, no prefix caching.
         # Ours has no such limits, so the model must not count as one of vLLM's MLA models.
         model_config.model_arch_config.is_deepseek_mla = False
+        # What the cache holds is one row for all heads; vLLM asks for that before ranks may share it out.
+        model_config.model_arch_config.total_num_kv_heads = 1
         # The experts are read and multiplied as stored by this package, not through vLLM's quantisation methods.
         for config in (model_config.hf_config, model_config.hf_text_config, model_config.model_arch_config):
             if getattr(config, "quantization_config", None) is not None:
@@ -32,7 +34,8 @@ class Configuration(VerifyAndUpdateConfig):
         check_deployment(vllm_config, options)
         parallel = vllm_config.parallel_config
         speculates = vllm_config.speculative_config is not None
-        if (options.specialises or speculates) and parallel.worker_cls in ("auto", CPU_WORKER):
+        shares = parallel.decode_context_parallel_size > 1
+        if (options.specialises or speculates or shares) and parallel.worker_cls in ("auto", CPU_WORKER):
             parallel.worker_cls = "stepkernel.vllm_plugin.worker.StepWorker"
         if speculates and vllm_config.scheduler_config.scheduler_cls is None:
             vllm_config.scheduler_config.scheduler_cls = SCHEDULER

@@ -57,11 +57,19 @@ class SpecialisedDecode:
         threads: int | None,
         drafts: int = 0,
         taps: Taps | None = None,
+        context_interleave: int | None = None,
     ) -> None:
         self.max_requests, self.queries = max_requests, range(1, 2 + drafts)
         self.crew = Crew(threads or ranks.threads)
         self._packed, self._dtype = packed, dtype
-        self._program = build_program(config, ranks.shard, requests=max_requests, queries=1 + drafts, taps=taps)
+        self._program = build_program(
+            config,
+            ranks.shard,
+            requests=max_requests,
+            queries=1 + drafts,
+            taps=taps,
+            context_interleave=context_interleave,
+        )
         self._mailbox = ranks.mailbox(slot_bytes(self._program))
         self._kda = [kda_layers[i] for i in config.kda_layers]
         self._mla = [mla_layers[i] for i in config.mla_layers]
@@ -74,7 +82,7 @@ class SpecialisedDecode:
         executor = self._current()
         states = [batch for batch in (layer.batch() for layer in self._leaders) if batch is not None]
         self._clear_fresh(states)
-        outputs = executor.run(_inputs(token_ids, pages, states, executor.caches.page_tokens))
+        outputs = executor.run(_inputs(token_ids, pages, states, executor))
         rows = len(outputs.logits)
         hidden = torch.from_numpy(executor.buffers["hidden"][:rows]).to(self._dtype)
         logits, tokens = torch.from_numpy(outputs.logits), torch.from_numpy(outputs.tokens.copy())
@@ -139,9 +147,11 @@ def activations(dtype: torch.dtype) -> Activations:
     return "bf16" if dtype == torch.bfloat16 else "float32"
 
 
-def _inputs(token_ids: Tensor, pages: PageBatch, states: Sequence[StateBatch], page_tokens: int) -> StepInputs:
+def _inputs(token_ids: Tensor, pages: PageBatch, states: Sequence[StateBatch], executor: CpuExecutor) -> StepInputs:
     requests, rows = pages.requests, pages.rows
-    columns = -(-max(pages.lengths) // page_tokens) if page_tokens else 0
+    page_tokens, context = executor.caches.page_tokens, executor.program.context
+    longest = max(pages.lengths) if context is None else context.owned(max(pages.lengths))
+    columns = -(-longest // page_tokens) if page_tokens else 0
     if states:
         slots = np.stack([batch.slots.numpy() for batch in states]).astype(np.int32, copy=False)
         accepted = np.array(states[0].accepted, np.int32)

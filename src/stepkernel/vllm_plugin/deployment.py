@@ -70,10 +70,11 @@ def _placement_faults(config: "VllmConfig") -> Iterator[str]:
             f"pipeline parallel size {parallel.pipeline_parallel_size}: a step runs in one process; "
             "pass --pipeline-parallel-size 1"
         )
-    if parallel.decode_context_parallel_size != 1:
+    if parallel.decode_context_parallel_size not in (1, parallel.tensor_parallel_size):
         yield (
-            f"decode context parallel size {parallel.decode_context_parallel_size}: supported is 1; "
-            "pass --decode-context-parallel-size 1"
+            f"decode context parallel size {parallel.decode_context_parallel_size}: every rank holds the whole latent "
+            f"cache, or all {parallel.tensor_parallel_size} share it out; pass --decode-context-parallel-size 1 or "
+            f"{parallel.tensor_parallel_size}"
         )
     if getattr(parallel, "prefill_context_parallel_size", 1) != 1:
         yield "prefill context parallelism: supported is size 1; pass --prefill-context-parallel-size 1"

@@ -56,7 +56,7 @@ class LatentBackend(AttentionBackend):
 
     @classmethod
     def supports_dcp(cls) -> bool:
-        return False
+        return True
 
     @classmethod
     def supports_pcp(cls) -> bool:

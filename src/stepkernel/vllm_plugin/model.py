@@ -62,6 +62,9 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
         self.program = build_program(
             self.config, self.ranks.shard, taps=None if self.draft is None else self.draft.taps
         )
+        parallel = vllm_config.parallel_config
+        shared = parallel.decode_context_parallel_size > 1
+        self.interleave = parallel.cp_kv_cache_interleave_size if shared else None
         self.counters = StepCounters(exported=self.ranks.shard.rank == 0)
         self.standard: StandardPath | None = None
         self.decode: SpecialisedDecode | None = None
@@ -85,6 +88,7 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
             "kda_layers": self.kda_layers,
             "mla_layers": self.mla_layers,
             "exchange": self.ranks.exchange,
+            "context": build_program(self.config, self.ranks.shard, context_interleave=self.interleave).context,
         }
         if not graph:
             self.standard = StandardPath(**parts)
@@ -118,6 +122,7 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
             self.options.decode_threads,
             drafts,
             None if self.draft is None else self.draft.taps,
+            self.interleave,
         )
         if self.draft is not None:
             from stepkernel.vllm_plugin.drafting import Drafting

@@ -10,10 +10,11 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from stepkernel.vllm_plugin.aligned import use_aligned_states
+from stepkernel.vllm_plugin.slots import use_shared_slots
 
 
 class StepWorker(CPUWorker):
-    """Named by `worker_cls` where the specialised decode is on."""
+    """Named by `worker_cls` where the specialised decode is on, a draft is used or ranks share out the latent rows."""
 
     def load_model(self, **kwargs: Any) -> None:
         super().load_model(**kwargs)
@@ -28,6 +29,8 @@ class StepWorker(CPUWorker):
         super().initialize_from_config(kv_cache_configs)
         if self.model_runner.speculative_config is not None and self.cache_config.mamba_cache_mode == "align":
             use_aligned_states(self.model_runner)
+        if self.parallel_config.decode_context_parallel_size > 1:
+            use_shared_slots(self.model_runner)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         self._sampler.constrained = grammar_output is not None

@@ -1,11 +1,13 @@
 """The standard path of a model: its program's stages in torch, for any mixture of requests."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stepkernel.program.context import ContextShard
 from stepkernel.program.program import BLOCKS, PREFIX, TAPS, Program
 from stepkernel.program.stages import (
     Absorb,
@@ -27,6 +29,7 @@ from stepkernel.program.stages import (
 )
 from stepkernel.vllm_plugin.layers import KdaLayer, MlaLayer
 from stepkernel.vllm_plugin.standard import kda, mix, mla, moe
+from stepkernel.vllm_plugin.standard.context import gather_rows
 from stepkernel.vllm_plugin.standard.numerics import activate, rms_norm
 from stepkernel.vllm_plugin.standard.opaque import Core, Cores, Run, opaque
 from stepkernel.vllm_plugin.standard.products import batched, exact_product, product
@@ -49,7 +52,8 @@ class StandardPath(nn.Module):
 
     `exchange` makes one value of the parts of all tensor-parallel ranks (`Ranks.exchange`). `cores`, if given, gets
     every part that looks at the number of rows, at the step or at the caches; calls to it become opaque ops, and what
-    is left between them is one graph for steps of any shape.
+    is left between them is one graph for steps of any shape. `context`: the latent rows that lie on this rank, if the
+    ranks share them out.
 
     Values between stages have the dtype of the activations, so every assignment to one is a rounding point (spec 2.1).
     """
@@ -63,9 +67,10 @@ class StandardPath(nn.Module):
         mla_layers: Mapping[int, MlaLayer],
         exchange: Callable[[Exchange, Tensor], Tensor] = own_part,
         cores: Cores | None = None,
+        context: ContextShard | None = None,
     ) -> None:
         super().__init__()
-        self.program, self.dtype = program, dtype
+        self.program, self.dtype, self._context = program, dtype, context
         self._exchange, self._cores = exchange, cores
         self._weights = weights
         self._kda, self._mla = kda_layers, mla_layers
@@ -256,8 +261,11 @@ class StandardPath(nn.Module):
             batch = layer.batch()
             if batch is None:
                 return query.new_zeros(query.shape[0], stage.heads, stage.lora)
-            mla.insert(layer.kv_cache, batch, latent)
-            return mla.attend(stage, layer.kv_cache, batch, query).to(self.dtype)
+            cache = layer.kv_cache
+            mla.insert(cache, batch, latent)
+            if self._context is not None:
+                cache, batch = gather_rows(cache, batch, self._context, partial(self._exchange, "all_gather"))
+            return mla.attend(stage, cache, batch, query).to(self.dtype)
 
         call = self._core(stage.name, core, lambda query, latent: query.new_empty(*query.shape[:2], stage.lora))
 
