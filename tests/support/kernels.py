@@ -9,6 +9,7 @@ from stepkernel.cpu.arena import address
 from stepkernel.cpu.gemm import gemm
 from stepkernel.cpu.jit import entry
 from stepkernel.cpu.pack import bf16_bytes, pack_bf16, pack_mxfp4
+from stepkernel.cpu.quantize import quantize
 from stepkernel.cpu.simd import load_f32, store_f32
 from stepkernel.cpu.vmath import activation, exp, load_e4m3, log, round_bf16, sigmoid, silu, softplus, store_e4m3
 from stepkernel.model.weights import PackedMatrix
@@ -30,7 +31,7 @@ def _mxfp4(
 
 @entry("void(int64, int64, int64, int64)")
 def _quantize(x: int, record: int, inputs: int, bits: int) -> None:
-    mxfp4.quantize(x, record, inputs, bits)
+    quantize(x, record, inputs, bits)
 
 
 @entry("void(int64, int64, int64, int64)")

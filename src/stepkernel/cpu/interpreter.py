@@ -5,13 +5,14 @@ from stepkernel.cpu.atomics import FLUSH_DENORMALS, get_float_control, load_acqu
 from stepkernel.cpu.jit import entry, inner
 from stepkernel.cpu.records import Operation
 from stepkernel.cpu.simd import get_i64, out_of_line, put_i64
-from stepkernel.cpu.stages.attend import attend, insert
+from stepkernel.cpu.stages.attend import attend
 from stepkernel.cpu.stages.draft import choose_draft, confidence, markov_bias, rotate
 from stepkernel.cpu.stages.embed import embed
-from stepkernel.cpu.stages.exchange import greet, merge, post, rearm, take
+from stepkernel.cpu.stages.exchange_kernels import greet, merge, post, rearm, take
 from stepkernel.cpu.stages.experts import experts_down, experts_up
 from stepkernel.cpu.stages.heads import heads
 from stepkernel.cpu.stages.kda import kda
+from stepkernel.cpu.stages.latent import insert
 from stepkernel.cpu.stages.linear import linear
 from stepkernel.cpu.stages.mix import mix
 from stepkernel.cpu.stages.router import activate, argmax, combine, norm_rows, select

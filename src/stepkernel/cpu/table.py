@@ -11,7 +11,7 @@ from stepkernel.cpu import step
 from stepkernel.cpu.arena import Arena, address
 from stepkernel.cpu.layout import Layout
 from stepkernel.cpu.records import Record
-from stepkernel.cpu.stages import attend, draft, embed, exchange, experts, heads, kda, linear, mix, router
+from stepkernel.cpu.stages import attend, draft, embed, exchange, experts, heads, kda, latent, linear, mix, router
 from stepkernel.cpu.vmath import E4M3
 from stepkernel.cpu.weights import CpuWeights, float_buffers
 from stepkernel.model.shard import shard_sizes
@@ -121,14 +121,14 @@ def _encode(
             cache, row_bytes = _latent(caches, stage.index)
             kind = _kind(caches.latent[stage.index])
             scale = caches.latent_scale if kind == E4M3 else 1.0
-            return attend.encode_insert(stage, packed, layout, cache, row_bytes, kind, scale)
+            return latent.encode(stage, packed, layout, cache, row_bytes, kind, scale)
         case Absorb() | ValueGate():
             return heads.encode(stage, packed, layout)
         case Attend():
             cache, row_bytes = _latent(caches, stage.index)
             kind = _kind(caches.latent[stage.index])
             scales = (caches.query_scale, caches.latent_scale) if kind == E4M3 else (1.0, 1.0)
-            return attend.encode_attend(stage, layout, cache, row_bytes, kind, *scales)
+            return attend.encode(stage, layout, cache, row_bytes, kind, *scales)
         case Select():
             return router.encode_select(stage, packed, layout)
         case ExpertsUp() | ExpertsDown():

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stepkernel.cpu.arena import Arena
-from stepkernel.cpu.stages import attend, embed, experts, heads, kda, linear, mix, router
+from stepkernel.cpu.stages import embed, experts, heads, kda, latent, linear, mix, router
 from stepkernel.model.weights import Weights
 from stepkernel.program.program import Program
 from stepkernel.program.stages import (
@@ -78,7 +78,7 @@ def pack_stage(stage: Stage, weights: Weights, arena: Arena, exact: frozenset[st
         case KdaCore():
             return kda.pack(stage, weights, arena)
         case LatentInsert():
-            return attend.pack_insert(stage, weights, arena)
+            return latent.pack(stage, weights, arena)
         case Absorb() | ValueGate():
             return heads.pack(stage, weights, arena)
         case Select():

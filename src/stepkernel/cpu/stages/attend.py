@@ -1,10 +1,9 @@
-"""The latent cache of MLA: inserting this step's rows, and absorbed attention over a request's rows (spec 2.6, 4.2)."""
+"""Absorbed attention over a request's latent rows (spec 2.6, 4.2, 4.3)."""
 
 import math
 
 import numpy as np
 
-from stepkernel.cpu.arena import Arena, address
 from stepkernel.cpu.gemm import share
 from stepkernel.cpu.jit import inner
 from stepkernel.cpu.layout import Layout
@@ -33,122 +32,23 @@ from stepkernel.cpu.step import (
     QUERIES,
     REQUESTS,
     ROUNDS,
-    ROWS,
-    SLOT_MAPPING,
 )
-from stepkernel.cpu.vmath import E4M3, load_as, load_e4m3, round_if, store_as, store_e4m3
-from stepkernel.model.weights import Weights
-from stepkernel.program.stages import PARTIAL, Attend, LatentInsert
+from stepkernel.cpu.vmath import E4M3, load_as, load_e4m3, round_if, store_e4m3
+from stepkernel.program.stages import PARTIAL, Attend
 
 CHUNK = 16  # cache rows widened to float32 at a time; fixed, so that a row's result depends on its own length only
 HEADS = 4  # heads that share the loads of a chunk
-_insert_arguments, _attend_arguments = words(14), words(14)
-_INSERT_EPS, _INSERT_SCALE = 8 * 14, 8 * 15
-_ATTEND_SCALE, _ATTEND_QUERY, _ATTEND_LATENT = 8 * 14, 8 * 15, 8 * 16
+_arguments = words(14)
+_SCALE, _QUERY, _LATENT = 8 * 14, 8 * 15, 8 * 16
 _EMPTY = np.float32(-3e38)  # the largest score of no rows, finite so that a difference of two is a number
 
 
-def pack_insert(stage: LatentInsert, weights: Weights, arena: Arena) -> tuple[int, ...]:
-    found = []
-    for name in (stage.kv_norm, stage.query_norm):
-        if name is None:
-            found.append(0)
-            continue
-        source = weights.vector(name)
-        target = arena.array(source.shape, np.float32)
-        target[...] = source
-        found.append(address(target))
-    return tuple(found)
-
-
-def encode_insert(
-    stage: LatentInsert,
-    packed: tuple[int, ...],
-    layout: Layout,
-    cache: int,
-    row_bytes: int,
-    kind: int,
-    latent_scale: float,
-) -> list[Record]:
-    """`kind`: format of the cache's values; what is stored is divided by `latent_scale` (1 unless it is FP8)."""
-    low = (0, 0) if stage.query_low is None else layout.at(stage.query_low)
-    out = (0, 0) if stage.query_out is None else layout.at(stage.query_out)
-    arguments = (
-        *layout.at(stage.kv),
-        *packed,
-        cache,
-        row_bytes,
-        kind,
-        stage.lora,
-        stage.rope,
-        *low,
-        *out,
-        stage.query_rank,
-        float(stage.eps),
-        1.0 / latent_scale,
-    )
-    return [Record(Operation.INSERT, arguments)]
-
-
-@inner
-def insert(record: int, step: int, threads: int, thread: int) -> None:
-    """Rows are shared out; a negative slot is not written."""
-    out_of_line()
-    (
-        kv,
-        kv_stride,
-        kv_norm,
-        q_norm,
-        cache,
-        row_bytes,
-        kind,
-        lora,
-        rope,
-        low,
-        low_stride,
-        out,
-        out_stride,
-        rank,
-    ) = _insert_arguments(record)
-    eps = get_f32(record + _INSERT_EPS)
-    shrink = splat_f32(get_f32(record + _INSERT_SCALE))
-    rounds = get_i64(step + ROUNDS)
-    mapping = get_i64(step + SLOT_MAPPING)
-    first, last = share(get_i64(step + ROWS), threads, thread)
-    for row in range(first, last):
-        if low != 0:
-            x, y = low + row * low_stride, out + row * out_stride
-            scale = _inverse_rms(x, rank, eps)
-            for i in range(0, rank * 4, 32):
-                value = multiply_f32(multiply_f32(load_f32(x + i), scale), load_f32(q_norm + i))
-                store_f32(y + i, round_if(value, rounds))
-        slot = get_i64(mapping + row * 8)
-        if slot < 0:
-            continue
-        x, target = kv + row * kv_stride, cache + slot * row_bytes
-        scale = _inverse_rms(x, lora, eps)
-        for i in range(0, lora, 8):
-            value = multiply_f32(multiply_f32(load_f32(x + i * 4), scale), load_f32(kv_norm + i * 4))
-            store_as(target, i, multiply_f32(round_if(value, rounds), shrink), kind)
-        for i in range(lora, lora + rope, 8):
-            store_as(target, i, multiply_f32(load_f32(x + i * 4), shrink), kind)
-
-
-@inner
-def _inverse_rms(x: int, width: int, eps: float) -> object:
-    squares = zero_f32()
-    for i in range(0, width * 4, 32):
-        value = load_f32(x + i)
-        squares = multiply_add(value, value, squares)
-    return splat_f32(np.float32(1.0) / np.float32(math.sqrt(sum_f32(squares) / np.float32(width) + eps)))
-
-
-def attend_scratch(stage: Attend) -> int:
+def _scratch(stage: Attend) -> int:
     width = stage.lora + stage.rope
     return 4 * (CHUNK * width + HEADS * (CHUNK + 2 + stage.lora + width)) + 256
 
 
-def encode_attend(
+def encode(
     stage: Attend, layout: Layout, cache: int, row_bytes: int, kind: int, query_scale: float, latent_scale: float
 ) -> list[Record]:
     """`kind`: format of the cache's values. The scales are 1 unless it is FP8, for which queries are rounded too."""
@@ -169,7 +69,7 @@ def encode_attend(
         1.0 / query_scale,
         float(latent_scale),
     )
-    return [Record(Operation.ATTEND, arguments, scratch=attend_scratch(stage))]
+    return [Record(Operation.ATTEND, arguments, scratch=_scratch(stage))]
 
 
 @inner
@@ -177,9 +77,9 @@ def attend(record: int, step: int, threads: int, thread: int, scratch: int) -> N
     """Units are (row, up to four heads). The softmax runs on line over chunks of 16 cache rows (flash attention)."""
     out_of_line()
     x, x_stride, out, out_stride, cache, row_bytes, kind, heads, lora, rope, causal, ranks, rank, interleave = (
-        _attend_arguments(record)
+        _arguments(record)
     )
-    scale = get_f32(record + _ATTEND_SCALE)
+    scale = get_f32(record + _SCALE)
     queries = get_i64(step + QUERIES)
     rounds = get_i64(step + ROUNDS)
     rows = get_i64(step + REQUESTS) * queries
@@ -202,8 +102,8 @@ def attend(record: int, step: int, threads: int, thread: int, scratch: int) -> N
         q = x + row * x_stride + head * width * 4
         y = out + row * out_stride + head * (lora if ranks == 0 else lora + PARTIAL) * 4
         if kind == E4M3:
-            q = _round_queries(q, scratch + _rounded_at(width, lora), count * width, get_f32(record + _ATTEND_QUERY))
-        enlarge = get_f32(record + _ATTEND_LATENT)
+            q = _round_queries(q, scratch + _rounded_at(width, lora), count * width, get_f32(record + _QUERY))
+        enlarge = get_f32(record + _LATENT)
         _attend_heads(
             q,
             y,

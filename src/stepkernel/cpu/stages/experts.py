@@ -13,6 +13,7 @@ from stepkernel.cpu.claim import claim
 from stepkernel.cpu.jit import inner
 from stepkernel.cpu.layout import Layout
 from stepkernel.cpu.pack import bf16_bytes, pack_bf16, pack_mxfp4
+from stepkernel.cpu.quantize import quantize
 from stepkernel.cpu.records import Operation, Record
 from stepkernel.cpu.simd import get_f32, get_i64, load_f32, out_of_line, prefetch, put_i64, store_f32, words
 from stepkernel.cpu.stages.entries import ENTRY, cost, group, weigh
@@ -118,7 +119,7 @@ def _quantized(x: int, columns: int, bits: int, record: int) -> int:
     """Address of the row the product reads: itself for BF16 weights, its integer record for MXFP4."""
     if bits == 0:
         return x
-    mxfp4.quantize(x, record, columns, bits)
+    quantize(x, record, columns, bits)
     return record
 
 
