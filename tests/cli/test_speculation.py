@@ -34,6 +34,21 @@ def test_generate_gives_the_golden_text(assets: str, more: tuple[str, ...]) -> N
     assert sum(drafts["rounds_by_drafts"]) == sum(found["routes"]["specialized"].values())
 
 
+def test_recovering_states(assets: str) -> None:
+    states = ("--recurrent-states", "recovering")
+    result = RUNNER.invoke(app, ["generate", "tiny-k3", *prompt(assets), *DRAFT, *states, "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["token_ids"] == np.load(f"{assets}/golden/k3_p3_len17.npz")["greedy_tokens"].tolist()
+    assert found["speculation"]["recurrent_states"] == "recovering"
+    # 6 layers x 2 heads of 128 x 128 float32 states; windows of 10 rows of BF16; records of 8 tokens.
+    state, window, record = 4 * 2 * 128 * 128, 2 * 10 * 3 * 256, 4 * 8 * 2 * 3 * 128
+    assert found["speculation"]["state_bytes_per_request"] == {
+        "per-position": 6 * 8 * (state + window),
+        "recovering": 6 * (state + window + record),
+    }
+
+
 def test_synthetic_acceptance_is_marked(assets: str) -> None:
     options = (*prompt(assets), *DRAFT, "--synthetic-acceptance-length", "2.5")
     found = json.loads(RUNNER.invoke(app, ["generate", "tiny-k3", *options, "--json"]).stdout)
@@ -74,6 +89,17 @@ def test_bench_speculation(tmp_path: Path) -> None:
     assert entry["round_ms"] > entry["verify_ms"] > 0
 
 
+def test_bench_adaptive() -> None:
+    options = ("--running-requests", "1", "--num-speculative-tokens", "2", "--rounds", "6", "--adaptive")
+    caches = ("--kv-cache-dtype", "fp8", "--recurrent-states", "recovering", "--recurrent-dtype", "bfloat16")
+    result = RUNNER.invoke(app, ["bench", "speculation", "tiny-k3", *DRAFT, *options, *caches])
+    assert result.exit_code == 0, result.output
+    row = result.stdout.splitlines()[1].split(maxsplit=5)
+    plain, adaptive, ratio = map(float, row[1:4])
+    assert ratio == pytest.approx(adaptive / plain, rel=0.01)
+    assert sum(int(part.split(" x ")[0]) for part in row[5].split(", ")) == 12
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -84,6 +110,9 @@ def test_bench_speculation(tmp_path: Path) -> None:
         ((*DRAFT, "--synthetic-acceptance-length", "9"), "from 1 to 8"),
         (("--draft", "nowhere"), "nowhere"),
         (("--kv-cache-dtype", "int8"), "supported: bfloat16, fp8"),
+        (("--recurrent-dtype", "int8"), "supported: float32, bfloat16"),
+        (("--recurrent-states", "recovering"), "--recurrent-states recovering has no effect without --draft"),
+        ((*DRAFT, "--recurrent-states", "both"), "supported: per-position, recovering"),
     ],
 )
 def test_refusals(monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], message: str) -> None:

@@ -59,7 +59,7 @@ CACHES: list[tuple[str, Callable[[Caches], Caches]]] = [
         "recurrent state 0: strides",
         lambda c: replace(c, recurrent=[x.transpose(0, 1, 3, 2) for x in c.recurrent]),
     ),
-    ("recurrent state 0: dtype bfloat16", lambda c: replace(c, recurrent=[x.astype(BF16) for x in c.recurrent])),
+    ("cache of dtype float16", lambda c: replace(c, recurrent=[x.astype(np.float16) for x in c.recurrent])),
     ("cache of dtype float16", lambda c: replace(c, latent=[x.astype(np.float16) for x in c.latent])),
     ("cache of dtype float16", lambda c: replace(c, conv=[x.astype(np.float16) for x in c.conv])),
     ("latent cache: 2 arrays", lambda c: replace(c, latent=c.latent[:2])),
@@ -100,7 +100,7 @@ INPUTS: list[tuple[str, Callable[[StepInputs], StepInputs]]] = [
     (r"state_slots\[0\] = \[-5, 2\]", lambda i: replace(i, state_slots=np.array([[-5, 2], [3, 4]], np.int32))),
     (r"state_slots \(3, 2\)", lambda i: replace(i, state_slots=np.ones((3, 2), np.int32))),
     (
-        "state_slots: 9 for each request need convolution windows of 11 rows, found 10",
+        "state_slots: 9 states of each request need convolution windows of 11 rows, found 10",
         lambda i: replace(i, state_slots=np.ones((2, 9), np.int32)),
     ),
     ("state_slots", lambda i: replace(i, state_slots=np.ones(2, np.int32))),

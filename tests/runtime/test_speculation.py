@@ -35,6 +35,7 @@ def prompts() -> list[list[int]]:
 
 
 PLAIN: dict[str, list[tuple[int, ...]]] = {}
+LONG: list[tuple[int, ...]] = []
 
 
 def plain(open_session: Open, backend: str) -> list[tuple[int, ...]]:
@@ -47,7 +48,7 @@ def plain(open_session: Open, backend: str) -> list[tuple[int, ...]]:
 def speculating(open_session: Open, backend: str, drafts: int, adaptive: bool = False, **options: Any) -> Session:
     method = options.pop("method", "standard")
     length = options.pop("length", None)
-    speculation = SpeculationOptions(drafts, method, length, adaptive)
+    speculation = SpeculationOptions(drafts, method, length, adaptive, options.pop("states", "per-position"))
     return open_session("tiny-k3", backend, draft=DRAFT, speculation=speculation, **options)
 
 
@@ -97,7 +98,7 @@ def poison(session: Session) -> None:
     slots = np.setdiff1d(np.arange(session.caches.slots), [x for s in session.active for x in s.slots])
     for array in (*session.caches.latent, *session.speculator.make_drafter.caches.latent):  # type: ignore[attr-defined]
         array[pages] = np.nan
-    for array in (*session.caches.conv, *session.caches.recurrent):
+    for array in (*session.caches.conv, *session.caches.recurrent, *session.caches.records):
         array[slots] = np.nan
 
 
@@ -126,27 +127,40 @@ def test_equals_plain_greedy_on_the_standard_path(open_session: Open) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drafts", range(1, 8))
-def test_32_prompts_of_256_tokens(open_session: Open, drafts: int) -> None:
+@pytest.mark.parametrize("states", ["per-position", "recovering"])
+@pytest.mark.parametrize(
+    ("drafts", "requests"), [(1, 8), (2, 7), (3, 6), (4, 5), (5, 4), (6, 3), (7, 2), (7, 8), (3, 1)]
+)
+def test_32_prompts_of_256_tokens(open_session: Open, drafts: int, requests: int, states: str) -> None:
     rules = StopRules(max_tokens=256, ignore_eos=True)
     chapters = (ASSETS / "kjv-heldout.txt").read_text().split("\n\n")
     texts = [chapter[40 * i : 40 * i + 120] for i, chapter in enumerate(chapters + chapters[:8]) if chapter][:32]
-    wanted = [
-        r.token_ids
-        for r in open_session("tiny-k3", "latency_specialized", max_context=512, max_requests=8).generate(
-            texts, rules=rules
-        )
-    ]
-    session = speculating(open_session, "latency_specialized", drafts, max_context=512, max_requests=8)
-    assert [r.token_ids for r in session.generate(texts, rules=rules)] == wanted
+    assert len(texts) == 32
+    if not LONG:
+        session = open_session("tiny-k3", "latency_specialized", max_context=512, max_requests=8)
+        LONG.extend(r.token_ids for r in session.generate(texts, rules=rules))
+    options = {"max_context": 512, "max_requests": requests, "states": states}
+    session = speculating(open_session, "latency_specialized", drafts, **options)
+    assert [r.token_ids for r in session.generate(texts, rules=rules)] == LONG
 
 
 PATTERNS = ("none", "all", "random")
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize(("drafts", "requests", "page_tokens"), [(7, 8, 4), (3, 2, 8), (1, 5, 1), (7, 1, 8)])
-def test_forced_patterns(open_session: Open, pattern: str, drafts: int, requests: int, page_tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("drafts", "requests", "page_tokens", "states"),
+    [
+        (7, 8, 4, "per-position"),
+        (3, 2, 8, "per-position"),
+        (1, 5, 1, "per-position"),
+        (7, 1, 8, "recovering"),
+        (4, 6, 4, "recovering"),
+    ],
+)
+def test_forced_patterns(
+    open_session: Open, pattern: str, drafts: int, requests: int, page_tokens: int, states: str
+) -> None:
     """All rejected in every round, all accepted, random; pages so small that rounds end on and around their edges.
 
     Requests join and leave between rounds, and nothing unowned may be read."""
@@ -154,9 +168,8 @@ def test_forced_patterns(open_session: Open, pattern: str, drafts: int, requests
     rng = np.random.default_rng([PATTERNS.index(pattern), drafts, requests])
     given = [prompts()[i % 8] for i in range(requests + 3)]
     lengths = rng.integers(1, TOKENS + 1, len(given)).tolist()
-    session = speculating(
-        open_session, "latency_specialized", drafts, max_requests=requests, page_tokens=page_tokens, max_context=128
-    )
+    options = {"max_requests": requests, "page_tokens": page_tokens, "max_context": 128, "states": states}
+    session = speculating(open_session, "latency_specialized", drafts, **options)
     texts: dict[int, list[int]] = {}
     choose = {"none": lambda: 0, "all": lambda: drafts, "random": lambda: int(rng.integers(0, drafts + 1))}[pattern]
     Forced(session, texts, choose)
@@ -315,6 +328,7 @@ def test_refusals_before_weights_are_read(
 def test_refused_options() -> None:
     for wrong, message in (
         ({"method": "fly"}, "acceptance method 'fly'"),
+        ({"recurrent_states": "two"}, "recurrent_states 'two': supported: per-position, recovering"),
         ({"method": "synthetic"}, "goes with the method synthetic"),
         ({"synthetic_acceptance_length": 2.0}, "goes with the method synthetic"),
         ({"method": "synthetic", "synthetic_acceptance_length": 9.0}, "from 1 to 4"),
@@ -335,6 +349,36 @@ def test_fp8_latents_of_target_and_draft(open_session: Open) -> None:
     assert {array.itemsize for array in (*session.caches.latent, *own)} == {1}
 
 
+@pytest.mark.parametrize("backend", ["standard", "latency_specialized"])
+def test_recovering_states(open_session: Open, backend: str) -> None:
+    """One state slot for each request, also with a changing number of drafts and with plain rounds in between."""
+    wanted = plain(open_session, backend)
+    session = speculating(open_session, backend, 5, adaptive=True, max_requests=3, states="recovering")
+    assert session.slots.capacity == 3
+    assert session.speculator is not None
+    order = iter([5, 0, 0, 3, 5, 1, 0, 2] * 100)
+    session.speculator.lengths.choose = lambda requests: next(order)  # type: ignore[method-assign]
+    count = 3 if backend == "standard" else 8
+    found = session.generate(prompts()[:count], rules=RULES)
+    assert [r.token_ids for r in found] == wanted[:count]
+    slots = speculating(open_session, backend, 5, max_requests=3)
+    taken = [sum(a.nbytes for a in (*s.caches.recurrent, *s.caches.records)) for s in (session, slots)]
+    assert taken[0] < taken[1] / 3
+
+
+def test_bf16_states(open_session: Open) -> None:
+    """Their text is their own, the same with drafts and with either way to keep states; they take half the bytes."""
+    options = {"recurrent_dtype": "bfloat16"}
+    plain_bf16 = open_session("tiny-k3", "latency_specialized", **options)
+    wanted = [plain_bf16.generate([p], rules=RULES)[0].token_ids for p in prompts()[:4]]
+    for states in ("per-position", "recovering"):
+        session = speculating(open_session, "latency_specialized", 6, max_requests=4, states=states, **options)
+        assert [r.token_ids for r in session.generate(prompts()[:4], rules=RULES)] == wanted
+        assert {array.itemsize for array in session.caches.recurrent} == {2}
+
+
 def test_refused_cache_types() -> None:
+    with pytest.raises(RequestError, match="recurrent_dtype 'fp8': supported: float32, bfloat16"):
+        Session.open(ASSETS / "tiny-k3", recurrent_dtype="fp8")  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="kv_cache_dtype 'int8': supported: bfloat16, fp8"):
         Session.open(ASSETS / "tiny-k3", kv_cache_dtype="int8")  # type: ignore[arg-type]

@@ -127,9 +127,13 @@ class CpuModel:
         page_tokens: int = PAGE_TOKENS,
         bits: int = 15,
         taps: Taps | None = None,
+        states: Mode = "float32",
+        records: bool = False,
     ) -> CpuEngine:
         slots, pages = batch * columns + 3, batch * MAX_PAGES + 5
-        caches = poisoned_caches(self.config, pages, slots, page_tokens, DTYPES[mode])
+        caches = poisoned_caches(
+            self.config, pages, slots, page_tokens, DTYPES[mode], states=DTYPES[states], records=records
+        )
         made = CpuEngine(self.config, self.weights, self.packed(bits), caches, mode, batch, threads, taps=taps)
         self.opened.append(made)
         return made

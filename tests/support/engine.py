@@ -36,15 +36,22 @@ def poisoned_caches(
     page_tokens: int = PAGE_TOKENS,
     dtype: Any = np.float32,
     shard: Shard = Shard(),  # noqa: B008
+    states: Any = np.float32,
+    records: bool = False,
 ) -> Caches:
-    """Caches of one rank full of NaN, with windows for up to DRAFTS drafts."""
+    """Caches of one rank full of NaN, with windows for up to DRAFTS drafts, and perhaps records of as many."""
     linear, sizes = config.linear_attention, shard_sizes(config, shard.size)
     width, dim, row = 3 * sizes.kda_width, linear.head_dim, config.latent_row
     window = linear.conv_width - 1 + DRAFTS
     return Caches(
         latent=[np.full((pages, page_tokens, row), np.nan, dtype) for _ in config.mla_layers],
         conv=[np.full((slots, window, width), np.nan, dtype) for _ in config.kda_layers],
-        recurrent=[np.full((slots, sizes.kda_heads, dim, dim), np.nan, np.float32) for _ in config.kda_layers],
+        recurrent=[np.full((slots, sizes.kda_heads, dim, dim), np.nan, states) for _ in config.kda_layers],
+        records=[
+            np.full((slots, 1 + DRAFTS, sizes.kda_heads, 3, dim), np.nan, np.float32)
+            for _ in config.kda_layers
+            if records
+        ],
     )
 
 

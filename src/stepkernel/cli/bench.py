@@ -40,6 +40,7 @@ def step(
     synthetic_acceptance_length: Annotated[
         float | None, typer.Option(help="With --draft, accept by rate, so many tokens per round.")
     ] = None,
+    kv_cache_dtype: Annotated[str, typer.Option(help="Latent rows: bfloat16 or fp8.")] = "bfloat16",
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the steps to this file.")] = None,
 ) -> None:
     """Time the prepared step: specialised and standard paired, floor, fraction of the read roof, path counts."""
@@ -65,6 +66,7 @@ def step(
         activation_bits,
         notes(),
         progress_bar(log, *opening(log, "latency_specialized")),
+        kv_cache_dtype,  # type: ignore[arg-type]
     )
     print_timings(found, results())
     if json_file is not None:
@@ -80,4 +82,5 @@ def step(
             synthetic_acceptance_length=synthetic_acceptance_length,
             threads=threads,
             activation_bits=activation_bits,
+            kv_cache_dtype=kv_cache_dtype,
         )

@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -19,10 +19,16 @@ from stepkernel.cli.common import (
     results,
 )
 
+if TYPE_CHECKING:
+    from stepkernel.measure.speculation import AdaptiveTiming
+
 COLUMNS = (
     "reqs = running requests, K = drafts; plain round, verification step, draft and whole round in ms; ratio = verify "
     "/ plain; even = tokens per round from which K drafts pay; tokens = per request and round; gain = speed-up"
 )
+CACHE = typer.Option(help="Latent rows of model and draft: bfloat16 or fp8.")
+STATES = typer.Option(help="KDA states: per-position, or recovering (one and records).")
+DTYPE = typer.Option(help="KDA states: float32 or bfloat16.")
 DRAFT = typer.Option(help="Directory of a DSpark draft, or tiny-k3-dspark.")
 
 
@@ -39,19 +45,33 @@ def speculation(
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Default: all processors.")] = None,
     activation_bits: Annotated[int, typer.Option(help="Activations of MXFP4 experts: 15 or 8.")] = 15,
+    adaptive: Annotated[
+        bool, typer.Option("--adaptive", help="Time decode with an adapting number of drafts, up to the largest.")
+    ] = False,
+    kv_cache_dtype: Annotated[str, CACHE] = "bfloat16",
+    recurrent_states: Annotated[str, STATES] = "per-position",
+    recurrent_dtype: Annotated[str, DTYPE] = "float32",
     json_file: Annotated[Path | None, typer.Option("--json", help="Write everything to this file.")] = None,
 ) -> None:
     """Time rounds of drafting and verification against plain decode of the same session."""
     numpy_threads(threads)
     from stepkernel.cli.speculating import NOTE, draft_directory
-    from stepkernel.measure.speculation import FORMULA, PROTOCOL, time_rounds
+    from stepkernel.measure.speculation import FORMULA, PROTOCOL, CacheOptions, time_adaptive, time_rounds
     from stepkernel.runtime import provenance
+
+    caches = CacheOptions(kv_cache_dtype, recurrent_states, recurrent_dtype)  # type: ignore[arg-type]
 
     loads = integers(running_requests, "--running-requests", low=1)
     drafts = integers(num_speculative_tokens, "--num-speculative-tokens", low=1)
     if json_file is not None:
         check_writable(json_file, "--json")
     directory = model_directory(model)
+    if adaptive:
+        given = (context, rounds, threads, activation_bits, synthetic_acceptance_length, notes(), caches)
+        if json_file is not None:
+            raise ValueError("--json does not go with --adaptive; drop one of them")
+        print_adaptive(time_adaptive(directory, draft_directory(draft), loads, max(drafts), *given))
+        return
     found = time_rounds(
         directory,
         draft_directory(draft),
@@ -63,6 +83,7 @@ def speculation(
         activation_bits,
         synthetic_acceptance_length,
         notes(),
+        caches,
     )
     natural = synthetic_acceptance_length is None
     kind = "natural" if natural else f"SYNTHETIC, {synthetic_acceptance_length:g} tokens per round"
@@ -101,6 +122,7 @@ def speculation(
             "commit": provenance.commit(),
             "threads": used,
             "context": context,
+            "caches": asdict(caches),
             "acceptance": "natural" if natural else "synthetic",
             "synthetic_acceptance_length": synthetic_acceptance_length,
             "protocol": PROTOCOL,
@@ -111,6 +133,24 @@ def speculation(
             ],
         }
         json_file.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def print_adaptive(found: "list[AdaptiveTiming]") -> None:
+    from stepkernel.measure.speculation import ADAPTIVE_PROTOCOL
+
+    console = results()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("reqs", "plain", "adaptive", "ratio", "tokens", "rounds by drafts"):
+        table.add_column(heading, justify="right")
+    for t in found:
+        used = ", ".join(f"{n} x {k}" for k, n in enumerate(t.rounds_by_drafts) if n)
+        times = (f"{t.plain_ms:.3f}", f"{t.adaptive_ms:.3f}", f"{t.ratio:.3f}", f"{t.tokens_per_round:.2f}")
+        table.add_row(str(t.running_requests), *times, used)
+    console.print(table)
+    console.print(
+        f"[dim]plain, adaptive = ms per token of a request; tokens = per request and round. {ADAPTIVE_PROTOCOL}.[/]",
+        soft_wrap=True,
+    )
 
 
 @one_line_errors
@@ -125,12 +165,15 @@ def acceptance(
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate behind each.", min=1)] = 96,
     documents: Annotated[int, typer.Option(help="Documents to use.", min=1)] = 16,
     threads: Annotated[int | None, typer.Option(help="Default: all processors.")] = None,
+    kv_cache_dtype: Annotated[str, CACHE] = "bfloat16",
+    recurrent_states: Annotated[str, STATES] = "per-position",
+    recurrent_dtype: Annotated[str, DTYPE] = "float32",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Natural acceptance of a draft on text, greedy: tokens per verification, and by position."""
     numpy_threads(threads)
     from stepkernel.cli.speculating import draft_directory
-    from stepkernel.measure.speculation import natural_acceptance
+    from stepkernel.measure.speculation import CacheOptions, natural_acceptance
 
     drafts = integers(num_speculative_tokens, "--num-speculative-tokens", low=1)
     source = assets() / "kjv-heldout.txt" if text is None else text
@@ -150,6 +193,7 @@ def acceptance(
         documents,
         threads,
         notes(),
+        CacheOptions(kv_cache_dtype, recurrent_states, recurrent_dtype),  # type: ignore[arg-type]
     )
     if as_json:
         print(json.dumps({"acceptance": "natural", "text": source.name, "results": [asdict(a) for a in found]}))

@@ -46,6 +46,10 @@ def generate(
     block_verification: Annotated[
         bool, typer.Option("--block-verification", help="Judge drafts jointly when sampling; exact too.")
     ] = False,
+    recurrent_states: Annotated[
+        str, typer.Option(help="KDA states with drafts: per-position, or recovering (one and records).")
+    ] = "per-position",
+    recurrent_dtype: Annotated[str, typer.Option(help="KDA states: float32 or bfloat16.")] = "float32",
     synthetic_acceptance_length: Annotated[
         float | None, typer.Option(help="Accept by rate, tokens per round; for timing, the text is none.")
     ] = None,
@@ -69,6 +73,7 @@ def generate(
         activation_bits,
         max_requests=1,
         kv_cache_dtype=kv_cache_dtype,  # type: ignore[arg-type]
+        recurrent_dtype=recurrent_dtype,  # type: ignore[arg-type]
     )
     rules = StopRules(max_tokens, tuple(stop or ()), ignore_eos=ignore_eos)
     drawn = secrets.randbits(32) if seed is None and temperature > 0 else seed or 0
@@ -76,7 +81,7 @@ def generate(
     if seed is not None and sampling.is_greedy:
         raise ValueError("--seed has no effect at temperature 0; set --temperature or drop it")
     draft_dir, speculation = speculating.speculation_of(
-        draft, num_speculative_tokens, block_verification, synthetic_acceptance_length, fixed_drafts
+        draft, num_speculative_tokens, block_verification, synthetic_acceptance_length, fixed_drafts, recurrent_states
     )
     text = _prompt_text(prompt, prompt_file, prompt_token_ids)
     directory = model_directory(model)
@@ -104,6 +109,7 @@ def generate(
             draft=draft_dir,
             speculation=speculation,
             kv_cache_dtype=options.kv_cache_dtype,
+            recurrent_dtype=options.recurrent_dtype,
             progress=report,
         )
     opened = time.perf_counter()
@@ -130,7 +136,7 @@ def generate(
             "kv_cache_dtype": options.kv_cache_dtype,
             "timings": timings,
             "routes": routes,
-            "speculation": None if session.speculator is None else speculating.as_dict(session.speculator),
+            "speculation": None if session.speculator is None else speculating.as_dict(session),
         }
         print(json.dumps(found))
     else:
@@ -139,7 +145,7 @@ def generate(
         if batch_invariant:
             _report_invariance(console, session, len(result.prompt_token_ids))
         if session.speculator is not None:
-            for line in speculating.lines(session.speculator):
+            for line in speculating.lines(session):
                 console.print(line, style="dim", soft_wrap=True)
         if sampling.temperature > 0:
             console.print(f"seed {drawn}", style="dim")

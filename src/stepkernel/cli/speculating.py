@@ -22,6 +22,7 @@ def speculation_of(
     block_verification: bool,
     synthetic: float | None,
     fixed: bool,
+    recurrent_states: str = "per-position",
 ) -> tuple[Path | None, Any]:
     """The draft's directory and SpeculationOptions of the command's options; (None, None) without a draft."""
     from stepkernel.model.draft_config import MAX_DRAFTS, DraftConfig
@@ -33,6 +34,7 @@ def speculation_of(
             ("--block-verification", block_verification),
             ("--synthetic-acceptance-length", synthetic is not None),
             ("--fixed-drafts", fixed),
+            ("--recurrent-states recovering", recurrent_states != "per-position"),
         ):
             if given:
                 raise ValueError(f"{option} has no effect without --draft; add the draft's directory or drop it")
@@ -45,11 +47,24 @@ def speculation_of(
     config.check_drafts(most)
     method = "synthetic" if synthetic is not None else "block" if block_verification else "standard"
     # Timing by rate measures the number of drafts that was asked for.
-    return directory, SpeculationOptions(most, method, synthetic, adaptive=not fixed and synthetic is None)  # type: ignore[arg-type]
+    adaptive = not fixed and synthetic is None
+    return directory, SpeculationOptions(most, method, synthetic, adaptive, recurrent_states)  # type: ignore[arg-type]
 
 
-def as_dict(speculator: Any) -> dict[str, Any]:
+def state_memory(session: Any) -> dict[str, int]:
+    """Bytes of KDA states, windows and records that a request takes, by the ways to keep states."""
+    from stepkernel.runtime.caches import state_bytes
+
+    options = session.engine.options
+    return {
+        "per-position": options.queries * state_bytes(session.config, options.drafts, 0, options.recurrent_dtype),
+        "recovering": state_bytes(session.config, options.drafts, options.queries, options.recurrent_dtype),
+    }
+
+
+def as_dict(session: Any) -> dict[str, Any]:
     """What a run's drafts did, for JSON."""
+    speculator = session.speculator
     options = speculator.options
     return {
         "num_speculative_tokens": options.num_speculative_tokens,
@@ -57,13 +72,16 @@ def as_dict(speculator: Any) -> dict[str, Any]:
         "synthetic": options.is_synthetic,
         "synthetic_acceptance_length": options.synthetic_acceptance_length,
         "adaptive": options.adaptive,
+        "recurrent_states": options.recurrent_states,
+        "state_bytes_per_request": state_memory(session),
         "rounds_by_drafts": list(speculator.lengths.rounds),
         **speculator.counts.as_dict(),
     }
 
 
-def lines(speculator: Any) -> list[str]:
+def lines(session: Any) -> list[str]:
     """The same for readers."""
+    speculator = session.speculator
     counts, lengths = speculator.counts, speculator.lengths
     found = []
     if speculator.options.is_synthetic:
@@ -76,4 +94,10 @@ def lines(speculator: Any) -> list[str]:
     if lengths.adaptive:
         used = ", ".join(f"{n} x {k}" for k, n in enumerate(lengths.rounds) if n)
         found.append(f"rounds by number of drafts: {used}" + (f"; {lengths.reason}" if lengths.reason else ""))
+    memory = state_memory(session)
+    used = speculator.options.recurrent_states
+    other = next(name for name in memory if name != used)
+    found.append(
+        f"KDA states of a request: {memory[used] / 1e6:.2f} MB {used}, {memory[other] / 1e6:.2f} MB if {other}"
+    )
     return found

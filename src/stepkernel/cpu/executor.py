@@ -143,6 +143,7 @@ class CpuExecutor:
             arrays[4].shape[-1],
             accepted,
         )
+        block[step.RECOVERS // 8] = int(inputs.recovers)
         block[step.FIRST // 8], block[step.LAST // 8] = self._ranges[first][0], self._ranges[last - 1][1]
         mailbox = self._mailbox
         if mailbox is not None:

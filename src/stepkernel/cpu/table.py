@@ -112,11 +112,14 @@ def _encode(
             conv, states = caches.conv[stage.index], caches.recurrent[stage.index]
             _contiguous(conv, f"convolution state {stage.index}", 1)
             _contiguous(states, f"recurrent state {stage.index}", 1)
-            if states.dtype != np.float32:
-                raise ValueError(f"recurrent state {stage.index}: dtype {states.dtype}, supported is float32")
             places = ((address(conv), conv.strides[0]), (address(states), states.strides[0]))
-            group = state_groups[stage.index]
-            return kda.encode(stage, packed, layout, *places, _wide(conv), program.queries, group)
+            kept = (0, 0)
+            if caches.records:
+                rows_of_slots = caches.records[stage.index]
+                _contiguous(rows_of_slots, f"records {stage.index}", 1)
+                kept = (address(rows_of_slots), rows_of_slots.strides[0])
+            wide = (_wide(conv), _wide(states))
+            return kda.encode(stage, packed, layout, *places, kept, wide, program.queries, state_groups[stage.index])
         case LatentInsert():
             cache, row_bytes = _latent(caches, stage.index)
             kind = _kind(caches.latent[stage.index])
@@ -153,7 +156,9 @@ def _check_shapes(program: Program, caches: Caches) -> None:
     sizes = shard_sizes(config, program.shard.size)
     slots, pages = caches.slots, (caches.pages, caches.page_tokens)
     window = max([linear.conv_width - 1, *(c.shape[1] for c in caches.conv if c.ndim == 3)])
+    recorded = (slots, caches.record_rows, sizes.kda_heads, 3, linear.head_dim)
     for what, arrays, count, expected in (
+        ("records", caches.records, len(config.kda_layers) if caches.records else 0, recorded),
         ("latent cache", caches.latent, len(config.mla_layers), (*pages, config.latent_row)),
         ("convolution state", caches.conv, len(config.kda_layers), (slots, window, 3 * sizes.kda_width)),
         (

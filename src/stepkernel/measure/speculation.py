@@ -7,21 +7,37 @@ from pathlib import Path
 
 import numpy as np
 
+from stepkernel.runtime.acceptance import Method
+from stepkernel.runtime.caches import RecurrentDtype
+from stepkernel.runtime.engine import KvCacheDtype, RecurrentStates
 from stepkernel.runtime.sampling import Sampling
 from stepkernel.runtime.sequence import StopRules
 from stepkernel.runtime.session import Session
-from stepkernel.runtime.speculation import Round, SpeculationOptions
+from stepkernel.runtime.speculation import Round, SpeculationOptions, Speculator
 
 PROTOCOL = (
     "one session per load, all requests of the same length and in step; blocks of rounds with 0 drafts and with each "
     "number of drafts, in this order and then backwards; the first two rounds of a block are not in the samples; a "
     "round is drafting, verification and acceptance, timed around all of it"
 )
+ADAPTIVE_PROTOCOL = (
+    "one session per load, all requests of the same length and in step; blocks A B B A of as many rounds each: A "
+    "without drafts, B with as many as the session chooses, learning included; a block's time is all of its rounds"
+)
 FORMULA = (
     "speed-up = tokens per request and round x plain round / round; plain round = median of the rounds with 0 drafts"
 )
 WARM_UP = 2
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    """How a session keeps latent rows and KDA states (EngineOptions)."""
+
+    kv_cache_dtype: KvCacheDtype | None = None
+    recurrent_states: RecurrentStates = "per-position"
+    recurrent_dtype: RecurrentDtype = "float32"
 
 
 @dataclass(frozen=True)
@@ -57,6 +73,25 @@ class RoundTiming:
 
 
 @dataclass(frozen=True)
+class AdaptiveTiming:
+    """Decode with an adapting number of drafts (B) against plain decode (A), blocks A B B A of one session.
+
+    ms per token of a request; rounds_by_drafts: of the B blocks, how many rounds had 0, 1, ... drafts.
+    """
+
+    running_requests: int
+    plain_ms: float
+    adaptive_ms: float
+    tokens_per_round: float
+    rounds_by_drafts: tuple[int, ...]
+
+    @property
+    def ratio(self) -> float:
+        """Above 1: drafts cost time."""
+        return self.adaptive_ms / self.plain_ms
+
+
+@dataclass(frozen=True)
 class Acceptance:
     """Natural acceptance of one number of drafts: `at_least[i]` is how often more than i drafts were accepted."""
 
@@ -77,31 +112,87 @@ def time_rounds(
     activation_bits: int,
     synthetic: float | None,
     say: Say,
+    caches: CacheOptions = CacheOptions(),
 ) -> list[RoundTiming]:
     """Times rounds of every load and number of drafts; with `synthetic` drafts are accepted by rate."""
     found: list[RoundTiming] = []
-    most = max(drafts)
     blocks = [0, *drafts]
-    needed = context + sum((k + 1) * 2 * (rounds + WARM_UP) for k in blocks) + most
+    needed = context + sum((k + 1) * 2 * (rounds + WARM_UP) for k in blocks) + max(drafts)
     for load in loads:
         say(f"{load} requests: opening and prefilling {context} tokens each")
-        options = SpeculationOptions(most, "standard" if synthetic is None else "synthetic", synthetic, adaptive=True)
-        with Session.open(
-            model,
-            threads=threads,
-            max_requests=load,
-            max_context=needed,
-            activation_bits=activation_bits,
-            draft=draft,
-            speculation=options,
-        ) as session:
+        with _open(model, draft, load, max(drafts), needed, threads, activation_bits, synthetic, caches) as session:
             found += _time_load(session, load, drafts, blocks, context, rounds, say)
     return found
 
 
-def _time_load(
-    session: Session, load: int, drafts: Sequence[int], blocks: list[int], context: int, rounds: int, say: Say
-) -> list[RoundTiming]:
+def time_adaptive(
+    model: Path,
+    draft: Path,
+    loads: Sequence[int],
+    most: int,
+    context: int,
+    rounds: int,
+    threads: int | None,
+    activation_bits: int,
+    synthetic: float | None,
+    say: Say,
+    caches: CacheOptions = CacheOptions(),
+) -> list[AdaptiveTiming]:
+    """Times decode with up to `most` drafts, as many as the session chooses, against decode without."""
+    found = []
+    needed = context + rounds * 2 + rounds * 2 * (most + 1) + WARM_UP + most
+    for load in loads:
+        say(f"{load} requests: opening and prefilling {context} tokens each")
+        with _open(model, draft, load, most, needed, threads, activation_bits, synthetic, caches) as session:
+            speculator = _begin(session, load, context)
+            for _ in range(WARM_UP):
+                session.step()
+            before = list(speculator.lengths.rounds)
+            seconds, tokens, count = [0.0, 0.0], [0, 0], 0
+            for side in (0, 1, 1, 0):
+                say(f"{load} requests: {'adapting' if side else 'plain'}")
+                speculator.lengths.held = None if side else 0
+                for _ in range(rounds):
+                    session.step()
+                    done = speculator.log[-1]
+                    seconds[side] += done.seconds
+                    tokens[side] += done.tokens
+                    count += side
+            by_drafts = [n - m for n, m in zip(speculator.lengths.rounds, before, strict=True)]
+            by_drafts[0] -= 2 * rounds
+            plain, adaptive = (1e3 * load * s / t for s, t in zip(seconds, tokens, strict=True))
+            found.append(AdaptiveTiming(load, plain, adaptive, tokens[1] / load / count, tuple(by_drafts)))
+    return found
+
+
+def _open(
+    model: Path,
+    draft: Path,
+    load: int,
+    most: int,
+    context: int,
+    threads: int | None,
+    activation_bits: int,
+    synthetic: float | None,
+    caches: CacheOptions,
+) -> Session:
+    method: Method = "standard" if synthetic is None else "synthetic"
+    options = SpeculationOptions(most, method, synthetic, True, caches.recurrent_states)
+    return Session.open(
+        model,
+        threads=threads,
+        max_requests=load,
+        max_context=context,
+        activation_bits=activation_bits,
+        draft=draft,
+        speculation=options,
+        kv_cache_dtype=caches.kv_cache_dtype,
+        recurrent_dtype=caches.recurrent_dtype,
+    )
+
+
+def _begin(session: Session, load: int, context: int) -> Speculator:
+    """Prefills `load` requests of random tokens; the next step is a round of all of them."""
     speculator = session.speculator
     assert speculator is not None
     rng = np.random.default_rng(load)
@@ -111,6 +202,13 @@ def _time_load(
     speculator.lengths.held = 0
     while any(s.to_prefill for s in session.active) or len(session.active) < load:
         session.step()
+    return speculator
+
+
+def _time_load(
+    session: Session, load: int, drafts: Sequence[int], blocks: list[int], context: int, rounds: int, say: Say
+) -> list[RoundTiming]:
+    speculator = _begin(session, load, context)
     samples: dict[int, list[Round]] = {k: [] for k in blocks}
     for k in blocks + blocks[::-1]:
         say(f"{load} requests: rounds with {k} drafts")
@@ -145,12 +243,13 @@ def natural_acceptance(
     documents: int,
     threads: int | None,
     say: Say,
+    caches: CacheOptions = CacheOptions(),
 ) -> list[Acceptance]:
     """Greedy continuations of the first `documents` documents (separated by empty lines), for each number of drafts."""
     found = []
     for k in drafts:
         say(f"{k} drafts")
-        options = SpeculationOptions(k, adaptive=False)
+        options = SpeculationOptions(k, adaptive=False, recurrent_states=caches.recurrent_states)
         requests = min(8, documents)
         with Session.open(
             model,
@@ -159,6 +258,8 @@ def natural_acceptance(
             max_context=prompt_tokens + tokens,
             draft=draft,
             speculation=options,
+            kv_cache_dtype=caches.kv_cache_dtype,
+            recurrent_dtype=caches.recurrent_dtype,
         ) as session:
             pieces = [piece for piece in text.split("\n\n") if piece.strip()][:documents]
             bos = session.config.bos_token_id

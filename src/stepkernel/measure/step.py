@@ -10,7 +10,7 @@ from stepkernel.measure.record import Environment, Protocol, StepRecord, StepRes
 from stepkernel.model.checkpoint import Checkpoint
 from stepkernel.model.shard import Shard
 from stepkernel.runtime import provenance
-from stepkernel.runtime.engine import EngineOptions, Progress, pack
+from stepkernel.runtime.engine import EngineOptions, KvCacheDtype, Progress, pack
 from stepkernel.runtime.replay import WARM_UP, Timing, time_steps
 
 PROTOCOL = (
@@ -33,6 +33,7 @@ class Bench:
     threads: int
     activation_bits: int
     timings: tuple[Timing, ...]
+    kv_cache_dtype: KvCacheDtype = "bfloat16"
 
     @property
     def read_roof_gbps(self) -> float:
@@ -60,13 +61,17 @@ def run_bench(
     activation_bits: int,
     say: Callable[[str], None],
     progress: AbstractContextManager[Progress | None] | None = None,
+    kv_cache_dtype: KvCacheDtype = "bfloat16",
 ) -> Bench:
     """Times every load. Everything that can be refused is refused before weights are read.
 
     `progress` is entered for the packing alone: a bar's thread would take a processor from the steps.
     """
     used = provenance.processors() if threads is None else threads
-    options = [EngineOptions(threads=used, max_requests=n, activation_bits=activation_bits) for n in loads]
+    options = [
+        EngineOptions(threads=used, max_requests=n, activation_bits=activation_bits, kv_cache_dtype=kv_cache_dtype)
+        for n in loads
+    ]
     checkpoint = Checkpoint.open(directory)
     config = checkpoint.config
     if context + steps + WARM_UP > config.max_positions:
@@ -75,9 +80,11 @@ def run_bench(
     with progress or nullcontext() as report:
         packed = pack(config, weights, options[0], report)
     timings = [
-        time_steps(weights, packed, n, context, steps, standard_steps, used, activation_bits, say) for n in loads
+        time_steps(weights, packed, n, context, steps, standard_steps, used, activation_bits, say, kv_cache_dtype)
+        for n in loads
     ]
-    return Bench(directory, provenance.weights_hash(directory), packed.bytes, used, activation_bits, tuple(timings))
+    weights_hash = provenance.weights_hash(directory)
+    return Bench(directory, weights_hash, packed.bytes, used, activation_bits, tuple(timings), kv_cache_dtype)
 
 
 def as_record(bench: Bench) -> StepRecord:
@@ -89,7 +96,7 @@ def as_record(bench: Bench) -> StepRecord:
             commit=provenance.commit(),
             weights_hash=bench.weights_hash,
             threads=bench.threads,
-            flags=(f"activation_bits={bench.activation_bits}",),
+            flags=(f"activation_bits={bench.activation_bits}", f"kv_cache_dtype={bench.kv_cache_dtype}"),
         ),
         Protocol("decode", PROTOCOL, f"{FORMULA}; {STANDARD}", order="ABBA"),
         bench.read_roof_gbps,

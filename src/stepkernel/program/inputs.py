@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,8 @@ class StepInputs:
                   5.5). [groups, requests, ...] where the engine keeps groups of KDA layers with slots of their own; an
                   executor is told the group of each layer when it is made
     accepted      int32 [requests]        1 .. columns of state_slots; 1 for a new or plain request
+    recovers      the step leaves states as they are and records its tokens (spec 5.6): one column of state_slots, and
+                  first the `accepted` rows that the step before recorded are folded in; 0 = none, behind a prompt
     """
 
     queries: int
@@ -32,6 +35,7 @@ class StepInputs:
     slot_mapping: NDArray[np.int64]
     state_slots: NDArray[np.int32]
     accepted: NDArray[np.int32]
+    recovers: bool = False
 
     @property
     def requests(self) -> int:
@@ -68,20 +72,27 @@ class StepInputs:
                 f"{self.requests} requests and {self.rows} rows"
             )
         columns = self.state_slots.shape[-1] if self.state_slots.ndim in (2, 3) else -1
+        if self.recovers and (columns != 1 or self.queries > caches.record_rows):
+            raise ValueError(
+                f"recovers: {self.queries} queries, {columns} state slots for each request; expected one slot and "
+                f"records of as many rows, there are {caches.record_rows}"
+            )
         if (columns != 1 and columns < self.queries) or self.state_slots.shape[-2] != self.requests:
             raise ValueError(
                 f"state_slots {self.state_slots.shape}: expected [{self.requests}, 1 or at least {self.queries}]"
             )
-        window = program.config.linear_attention.conv_width - 2 + columns
-        if columns > 1 and caches.conv and caches.conv[0].shape[1] < window:
+        kept = max(columns, caches.record_rows if self.recovers else 0)
+        window = program.config.linear_attention.conv_width - 2 + kept
+        if kept > 1 and caches.conv and caches.conv[0].shape[1] < window:
             raise ValueError(
-                f"state_slots: {columns} for each request need convolution windows of {window} rows, "
+                f"state_slots: {kept} states of each request need convolution windows of {window} rows, "
                 f"found {caches.conv[0].shape[1]}"
             )
+        low, high = (0, caches.record_rows) if self.recovers else (1, columns)
         if len(self.accepted) != self.requests or (
-            self.requests and (self.accepted.min() < 1 or self.accepted.max() > columns)
+            self.requests and (self.accepted.min() < low or self.accepted.max() > high)
         ):
-            raise ValueError(f"accepted {self.accepted.tolist()}: expected {self.requests} values in 1..{columns}")
+            raise ValueError(f"accepted {self.accepted.tolist()}: expected {self.requests} values in {low}..{high}")
         if caches.recurrent and self.state_slots.size and self.state_slots.max() >= caches.slots:
             raise ValueError(f"state_slots: slot {self.state_slots.max()}, there are {caches.slots}")
         if self.slot_mapping.size and self.slot_mapping.max() >= caches.pages * caches.page_tokens:
@@ -104,7 +115,10 @@ class Caches:
 
     latent     bfloat16 or float8_e4m3fn [pages, page_tokens, kv_lora_rank + rope]  per MLA layer (spec 4.2)
     conv       bfloat16 [slots, conv_width - 1 + k, 3 * kda width]      per KDA layer, oldest row first (spec 4.1)
-    recurrent  float32  [slots, heads, d_v, d_k]                         per KDA layer
+    recurrent  float32 or bfloat16 [slots, heads, d_v, d_k]              per KDA layer; computed with in float32, and
+               rounded whenever a token's state is stored
+    records    float32  [slots, rows, heads, 3, d]                       per KDA layer, for steps that recover (spec
+               5.6): correction e after beta, normalised key, decay alpha of each token of the last step; else empty
 
     latent_scale and query_scale belong to FP8 latents: the cache holds value / latent_scale, saturated, and queries are
     rounded to FP8 as query / query_scale.
@@ -112,7 +126,8 @@ class Caches:
 
     latent: Sequence[NDArray[np.generic]]
     conv: Sequence[NDArray[np.generic]]
-    recurrent: Sequence[NDArray[np.float32]]
+    recurrent: Sequence[NDArray[Any]]
+    records: Sequence[NDArray[np.float32]] = ()
     latent_scale: float = 1.0
     query_scale: float = 1.0
 
@@ -123,6 +138,16 @@ class Caches:
     @property
     def page_tokens(self) -> int:
         return self.latent[0].shape[1] if self.latent else 0
+
+    @property
+    def latent_bytes(self) -> int:
+        """Bytes of a value of a latent row."""
+        return self.latent[0].itemsize if self.latent else 2
+
+    @property
+    def record_rows(self) -> int:
+        """Tokens of a step that can be recorded."""
+        return self.records[0].shape[1] if self.records else 0
 
     @property
     def slots(self) -> int:

@@ -16,10 +16,23 @@ def token_step(state: Floats, q: Floats, k: Floats, v: Floats, log_decay: Floats
 
     The correction uses the state after its decay, the output uses the state after its update.
     """
-    state *= np.exp(log_decay)[:, None, :]
+    return corrected_step(state, q, k, v, np.exp(log_decay), beta)[0]
+
+
+def corrected_step(
+    state: Floats, q: Floats, k: Floats, v: Floats, decay: Floats, beta: Floats
+) -> tuple[Floats, Floats]:
+    """The same with the decay itself; also returns the correction [heads, d_v] that was added along k."""
+    state *= decay[:, None, :]
     correction = beta[:, None] * (v - (state @ k[:, :, None])[:, :, 0])
     state += correction[:, :, None] * k[:, None, :]
-    return np.asarray((state @ q[:, :, None])[:, :, 0])
+    return np.asarray((state @ q[:, :, None])[:, :, 0]), correction
+
+
+def fold(state: Floats, correction: Floats, k: Floats, decay: Floats) -> None:
+    """Does to `state` what the step that gave this correction did, to the last bit."""
+    state *= decay[:, None, :]
+    state += correction[:, :, None] * k[:, None, :]
 
 
 def chunked(state: Floats, q: Floats, k: Floats, v: Floats, log_decay: Floats, beta: Floats) -> Floats:

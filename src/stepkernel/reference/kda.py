@@ -1,16 +1,18 @@
 """KDA between its projections: convolution, gates, recurrence, gated norm (spec 2.5.2 to 2.5.7)."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepkernel.program.inputs import StepInputs
 from stepkernel.program.stages import KdaCore
-from stepkernel.reference.delta_rule import chunked, token_step
+from stepkernel.reference.delta_rule import chunked, corrected_step, fold, token_step
 from stepkernel.reference.numerics import Floats, rms_norm, sigmoid, silu, softplus, unit
 from stepkernel.reference.step import Step
 
+States = NDArray[Any]  # [slots, heads, d_v, d_k], float32 or BF16
 TOKEN_BY_TOKEN = 8  # up to here chunks save nothing, and verification needs every intermediate state
 
 
@@ -34,6 +36,10 @@ class Slots:
 def slots_of(inputs: StepInputs) -> Slots:
     target = inputs.state_slots.astype(np.int64)
     first = inputs.accepted.astype(np.int64) - 1
+    if inputs.recovers:
+        first = np.maximum(first, 0)
+        live = np.flatnonzero(target[:, 0] > 0)
+        return Slots(target[:, 0], first, target[:, 0], target, live)
     source = target[np.arange(inputs.requests), first]
     live = np.flatnonzero((target[:, 0] > 0) & (source > 0))
     return Slots(target[:, 0], first, source, target, live)
@@ -56,7 +62,12 @@ def kda_core(stage: KdaCore, step: Step) -> None:
     state = step.caches.recurrent[stage.index]
     mixed = np.zeros(shape, np.float32)
     for r in slots.live:
-        mixed[r] = _recur(state, slots, r, q[r], k[r], v[r], log_decay[r], beta[r])
+        if inputs.recovers:
+            slot, count = slots.window[r], int(inputs.accepted[r])
+            records = step.caches.records[stage.index][slot]
+            mixed[r] = _recover(state, slot, records, count, q[r], k[r], v[r], np.exp(log_decay[r]), beta[r])
+        else:
+            mixed[r] = _recur(state, slots, r, q[r], k[r], v[r], log_decay[r], beta[r])
     gate = sigmoid(step.read(stage.gate)).reshape(shape)
     out = rms_norm(mixed, step.weights.vector(stage.out_norm), stage.eps) * gate
     # The gate of a request without state may be anything; its output is zero all the same.
@@ -84,7 +95,7 @@ def _convolve(stage: KdaCore, step: Step, slots: Slots) -> Floats:
     mixed = filters[0] * taps[:, : inputs.queries]
     for tap in range(1, width):
         mixed += filters[tap] * taps[:, tap : tap + inputs.queries]
-    kept = taps[:, 1:] if slots.target.shape[1] > 1 else taps[:, -history:]
+    kept = taps[:, 1:] if slots.target.shape[1] > 1 or inputs.recovers else taps[:, -history:]
     window[slots.window[slots.live], : kept.shape[1]] = kept[slots.live].astype(window.dtype)
     parts = silu(mixed).reshape(inputs.requests, inputs.queries, 3, stage.heads, stage.head_dim)
     return np.moveaxis(parts, 2, 0)
@@ -100,19 +111,54 @@ def _log_decay(stage: KdaCore, step: Step) -> Floats:
     return np.float32(stage.gate_lower_bound) * sigmoid(rate * z)
 
 
+def _recover(
+    state: States,
+    slot: np.int64,
+    records: Floats,
+    count: int,
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    decay: Floats,
+    beta: Floats,
+) -> Floats:
+    """Folds the first `count` recorded rows into one request's state, then runs its queries on a copy and records them
+    (spec 5.6). records [rows, heads, 3, d]: correction, key, decay."""
+    current = state[slot].astype(np.float32)
+    for correction, key, factor in records[:count].transpose(0, 2, 1, 3):
+        fold(current, correction, key, factor)
+        current = _stored(current, state)
+    state[slot] = current
+    out = np.empty((len(q), *v.shape[1:]), np.float32)
+    for t in range(len(q)):
+        out[t], correction = corrected_step(current, q[t], k[t], v[t], decay[t], beta[t])
+        records[t] = np.stack([correction, k[t], decay[t]], axis=1)
+        current = _stored(current, state)
+    return out
+
+
 def _recur(
-    state: Floats, slots: Slots, r: np.intp, q: Floats, k: Floats, v: Floats, log_decay: Floats, beta: Floats
+    state: States, slots: Slots, r: np.intp, q: Floats, k: Floats, v: Floats, log_decay: Floats, beta: Floats
 ) -> Floats:
     """Runs one request's queries from its source slot and fills its target slots (spec 2.5.6, 5.5)."""
     target = slots.target[r]
     queries = len(q)
     every = len(target) > 1
-    current = state[slots.source[r]].copy() if every else state[target[0]]
+    current = state[slots.source[r] if every else target[0]].astype(np.float32)
     if not every and queries > TOKEN_BY_TOKEN:
-        return chunked(current, q, k, v, log_decay, beta)
-    out = np.empty((queries, *v.shape[1:]), np.float32)
-    for t in range(queries):
-        out[t] = token_step(current, q[t], k[t], v[t], log_decay[t], beta[t])
-        if every and target[t] > 0:
-            state[target[t]] = current
+        out = chunked(current, q, k, v, log_decay, beta)
+    else:
+        out = np.empty((queries, *v.shape[1:]), np.float32)
+        for t in range(queries):
+            out[t] = token_step(current, q[t], k[t], v[t], log_decay[t], beta[t])
+            if every and target[t] > 0:
+                state[target[t]] = current
+                current = _stored(current, state)
+    if not every:
+        state[target[0]] = current
     return out
+
+
+def _stored(current: Floats, state: States) -> Floats:
+    """What the cache keeps of a state: the next token starts from that, whether it lies in the cache or not."""
+    return current if state.dtype == np.float32 else current.astype(state.dtype).astype(np.float32)

@@ -44,7 +44,7 @@ class Step:
     def is_prompt(self) -> bool:
         """One request whose tokens are all kept: no drafts that may be rejected, nobody else in the step."""
         inputs = self.inputs
-        return inputs.requests == 1 and inputs.state_slots.shape[1] < inputs.queries
+        return inputs.requests == 1 and inputs.state_slots.shape[1] < inputs.queries and not inputs.recovers
 
     def read(self, name: str) -> Floats:
         return self.buffers[name]

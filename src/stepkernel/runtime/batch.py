@@ -22,7 +22,8 @@ class Request(Protocol):
 
 class SpeculatingRequest(Request, Protocol):
     """`slots` holds one state slot for each query of the longest step; the state after the last step lies in the slot
-    of its last accepted row, number `accepted` (spec 5.5)."""
+    of its last accepted row, number `accepted` (spec 5.5). Where states are recovered there is one slot, and `accepted`
+    rows of the last step are still to be folded into it (spec 5.6)."""
 
     slots: list[int]
     accepted: int
@@ -38,7 +39,9 @@ def prefill_inputs(request: Request, count: int, page_tokens: int) -> StepInputs
     return _inputs([request], count, page_tokens)
 
 
-def verify_inputs(requests: Items[SpeculatingRequest], drafts: NDArray[np.int32], page_tokens: int) -> StepInputs:
+def verify_inputs(
+    requests: Items[SpeculatingRequest], drafts: NDArray[np.int32], page_tokens: int, recovers: bool = False
+) -> StepInputs:
     """The last token of each request and its drafts, int32 [requests, drafts]; no drafts make a plain step."""
     queries = 1 + drafts.shape[1]
     starts = np.array([s.computed for s in requests], np.int32)
@@ -52,6 +55,7 @@ def verify_inputs(requests: Items[SpeculatingRequest], drafts: NDArray[np.int32]
         slot_mapping=flat_rows(table, starts, queries, page_tokens),
         state_slots=np.array([s.slots for s in requests], np.int32),
         accepted=np.array([s.accepted for s in requests], np.int32),
+        recovers=recovers,
     )
 
 

@@ -13,10 +13,12 @@ from stepkernel.program.inputs import Caches
 
 CacheDtype = Literal["bf16", "float32"]
 LatentDtype = Literal["bf16", "float32", "fp8"]
+RecurrentDtype = Literal["float32", "bfloat16"]
 
 _ALIGNMENT = 64
 _DTYPES: dict[str, np.dtype[Any]] = {
     "bf16": np.dtype(ml_dtypes.bfloat16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "float32": np.dtype(np.float32),
     "fp8": np.dtype(ml_dtypes.float8_e4m3fn),
 }
@@ -31,12 +33,15 @@ def allocate_caches(
     drafts: int = 0,
     shard: Shard | None = None,
     latent_dtype: LatentDtype | None = None,
+    recovers: bool = False,
+    state_dtype: RecurrentDtype = "float32",
 ) -> Caches:
     """Caches of `pages` pages and `slots` state slots; page 0 and slot 0 are the null ones and are counted.
 
-    dtype is that of the convolution windows and, unless `latent_dtype` says otherwise, of the latent rows; the
-    recurrent state is always float32.
-    `drafts` widens the windows for verification steps. Zeroed by the system on first touch.
+    dtype is that of the convolution windows and, unless `latent_dtype` says otherwise, of the latent rows; state_dtype
+    that of the recurrent states.
+    `drafts` widens the windows for verification steps; `recovers` adds the records of steps that recover their states
+    from them. Zeroed by the system on first touch.
     """
     if min(pages, slots, page_tokens) < 1 or drafts < 0:
         raise ValueError(f"caches of {pages} pages x {page_tokens} tokens and {slots} slots: each must be at least 1")
@@ -45,16 +50,24 @@ def allocate_caches(
     latent = (pages, page_tokens, config.latent_row)
     conv = (slots, linear.conv_width - 1 + drafts, 3 * sizes.kda_width)
     recurrent = (slots, sizes.kda_heads, linear.head_dim, linear.head_dim)
+    records = (slots, 1 + drafts, sizes.kda_heads, 3, linear.head_dim)
     values = _DTYPES[dtype]
     return Caches(
         latent=tuple(_aligned(latent, _DTYPES[latent_dtype or dtype]) for _ in config.mla_layers),
         conv=tuple(_aligned(conv, values) for _ in config.kda_layers),
-        recurrent=tuple(_aligned(recurrent, np.dtype(np.float32)) for _ in config.kda_layers),
+        recurrent=tuple(_aligned(recurrent, _DTYPES[state_dtype]) for _ in config.kda_layers),
+        records=tuple(_aligned(records, np.dtype(np.float32)) for _ in config.kda_layers) if recovers else (),
     )
 
 
 def cache_bytes(caches: Caches) -> int:
-    return sum(array.nbytes for array in (*caches.latent, *caches.conv, *caches.recurrent))
+    return sum(array.nbytes for array in (*caches.latent, *caches.conv, *caches.recurrent, *caches.records))
+
+
+def state_bytes(config: ModelConfig, drafts: int, record_rows: int, state_dtype: RecurrentDtype = "float32") -> int:
+    """Bytes of one slot: BF16 windows for so many drafts, states, and records of so many tokens."""
+    one = allocate_caches(config, 1, 1, 1, drafts=drafts, recovers=record_rows > 0, state_dtype=state_dtype)
+    return sum(array.nbytes for array in (*one.conv, *one.recurrent, *one.records))
 
 
 def clear_slot(caches: Caches, slot: int) -> None:
@@ -66,8 +79,8 @@ def clear_slot(caches: Caches, slot: int) -> None:
 def copy_caches(source: Caches, target: Caches) -> None:
     """Copies all contents; the shapes must agree."""
     pairs = zip(
-        (*source.latent, *source.conv, *source.recurrent),
-        (*target.latent, *target.conv, *target.recurrent),
+        (*source.latent, *source.conv, *source.recurrent, *source.records),
+        (*target.latent, *target.conv, *target.recurrent, *target.records),
         strict=True,
     )
     for from_array, to_array in pairs:

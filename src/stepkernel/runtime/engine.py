@@ -15,12 +15,15 @@ from stepkernel.program.inputs import Caches, StepInputs, StepOutputs
 from stepkernel.program.program import MAX_ROWS
 from stepkernel.program.routing import BACKENDS, Backend, Kind, Reason, Route, RouteCounter, StepFacts, route
 from stepkernel.reference.executor import ReferenceExecutor
-from stepkernel.runtime.caches import LatentDtype
+from stepkernel.runtime.caches import LatentDtype, RecurrentDtype
 from stepkernel.runtime.sampling import RequestError
 
 Precision = Literal["bf16", "float32"]
 KvCacheDtype = Literal["bfloat16", "fp8"]
 KV_CACHE_DTYPES: tuple[KvCacheDtype, ...] = get_args(KvCacheDtype)
+RecurrentStates = Literal["per-position", "recovering"]
+RECURRENT_STATES: tuple[RecurrentStates, ...] = get_args(RecurrentStates)
+RECURRENT_DTYPES: tuple[RecurrentDtype, ...] = get_args(RecurrentDtype)
 Progress = Callable[[int, int], None]
 
 KEPT_TIMES = 10_000
@@ -50,7 +53,10 @@ class EngineOptions:
     CPU path.
 
     precision "float32" rounds no activation; it is for comparisons. drafts: most drafted tokens that a step verifies
-    for each request. kv_cache_dtype: of the latent rows; default: that of the precision.
+    for each request. kv_cache_dtype: of the latent rows; default: that of the precision. recurrent_states:
+    "per-position" keeps a KDA state after each token of a verification, "recovering" one state for each request and
+    records of the last step's tokens, which are folded into it once they are accepted (spec 5.6); both compute the
+    same bits. recurrent_dtype: how KDA states are stored.
     """
 
     backend: Backend = "latency_specialized"
@@ -61,6 +67,8 @@ class EngineOptions:
     prefill_chunk: int = 256
     drafts: int = 0
     kv_cache_dtype: KvCacheDtype | None = None
+    recurrent_states: RecurrentStates = "per-position"
+    recurrent_dtype: RecurrentDtype = "float32"
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
@@ -75,6 +83,12 @@ class EngineOptions:
             raise RequestError(f"drafts {self.drafts}: must be 0 or more")
         if self.kv_cache_dtype not in (None, *KV_CACHE_DTYPES):
             raise RequestError(f"kv_cache_dtype {self.kv_cache_dtype!r}: supported: {', '.join(KV_CACHE_DTYPES)}")
+        if self.recurrent_states not in RECURRENT_STATES:
+            raise RequestError(f"recurrent_states {self.recurrent_states!r}: supported: {', '.join(RECURRENT_STATES)}")
+        if self.recurrent_dtype not in RECURRENT_DTYPES:
+            raise RequestError(f"recurrent_dtype {self.recurrent_dtype!r}: supported: {', '.join(RECURRENT_DTYPES)}")
+        if self.recovers and not self.drafts:
+            raise RequestError("recurrent_states recovering has an effect with drafts only; add them or drop it")
         if self.max_requests * self.queries > MAX_ROWS:
             raise RequestError(
                 f"max_requests {self.max_requests} with {self.drafts} drafts each: a step takes up to {MAX_ROWS} "
@@ -82,6 +96,15 @@ class EngineOptions:
             )
         if self.prefill_chunk < 1:
             raise RequestError(f"prefill_chunk {self.prefill_chunk}: must be at least 1")
+
+    @property
+    def recovers(self) -> bool:
+        return self.recurrent_states == "recovering"
+
+    @property
+    def slots_per_request(self) -> int:
+        """KDA state slots that a request owns."""
+        return 1 if self.recovers else self.queries
 
     @property
     def latent_dtype(self) -> LatentDtype:

@@ -19,7 +19,7 @@ from stepkernel.program.executor import Executor
 from stepkernel.program.inputs import Caches, StepInputs
 from stepkernel.program.stages import Select
 from stepkernel.runtime.caches import allocate_caches, copy_caches
-from stepkernel.runtime.engine import Engine, EngineOptions, specialise
+from stepkernel.runtime.engine import Engine, EngineOptions, KvCacheDtype, specialise
 from stepkernel.runtime.scenario import PAGE_TOKENS, Scenario, make_scenario, without_state_table
 
 WARM_UP = 2
@@ -74,16 +74,25 @@ def time_steps(
     threads: int,
     activation_bits: int = 15,
     say: Say = lambda _: None,
+    kv_cache_dtype: KvCacheDtype = "bfloat16",
 ) -> Timing:
     """Times `steps` specialised and `standard_steps` standard steps, each twice, of `requests` running requests."""
     from stepkernel.cpu.roof import read_roof
 
     config = weights.config
     say(f"{requests} requests: prefilling {context} tokens each")
-    scenario = make_scenario(config, weights, [context] * requests, steps=steps + WARM_UP)
+    options = EngineOptions(
+        threads=threads,
+        max_requests=requests,
+        activation_bits=activation_bits,
+        prefill_chunk=1,
+        kv_cache_dtype=kv_cache_dtype,
+    )
+    latents = options.latent_dtype
+    scenario = make_scenario(config, weights, [context] * requests, steps=steps + WARM_UP, latents=latents)
     inputs = [without_state_table(scenario.inputs(step)) for step in range(steps + WARM_UP)]
-    caches = allocate_caches(config, scenario.caches.pages, scenario.caches.slots, PAGE_TOKENS)
-    options = EngineOptions(threads=threads, max_requests=requests, activation_bits=activation_bits, prefill_chunk=1)
+    pages, slots = scenario.caches.pages, scenario.caches.slots
+    caches = allocate_caches(config, pages, slots, PAGE_TOKENS, latent_dtype=latents)
     executor = specialise(config, packed, caches, options)
     fast = Engine(config, weights, caches, options, executor)
     plain = Engine(config, weights, caches, EngineOptions("standard", max_requests=requests, prefill_chunk=1))
@@ -104,7 +113,7 @@ def time_steps(
         fast.close()
     program = build_program(config, requests=requests)
     costs = [
-        step_cost(program, Load(requests, 1, context + step), experts[step]).bytes
+        step_cost(program, Load(requests, 1, context + step, caches.latent_bytes), experts[step]).bytes
         for step in range(WARM_UP, steps + WARM_UP)
     ]
     counted = [n for step in experts[WARM_UP:] for n in step.values()]

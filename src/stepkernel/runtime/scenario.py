@@ -11,7 +11,7 @@ from stepkernel.program.builder import build_program
 from stepkernel.program.inputs import Caches, StepInputs
 from stepkernel.reference.executor import ReferenceExecutor
 from stepkernel.runtime.batch import prefill_inputs
-from stepkernel.runtime.caches import CacheDtype, allocate_caches, clear_slot
+from stepkernel.runtime.caches import CacheDtype, LatentDtype, allocate_caches, clear_slot
 from stepkernel.runtime.pages import Pool
 
 PAGE_TOKENS = 16
@@ -75,11 +75,12 @@ def make_scenario(
     padding: int = 0,
     seed: int = 0,
     dtype: CacheDtype = "bf16",
+    latents: LatentDtype | None = None,
 ) -> Scenario:
     """Requests with the given numbers of context tokens, random ones, prefilled on the standard path.
 
-    There is room for `steps` steps. `padding` empty requests follow in every step. Pages and slots are
-    scattered.
+    There is room for `steps` steps. `dtype` is that of the caches, `latents` that of the latent rows if it is another.
+    `padding` empty requests follow in every step. Pages and slots are scattered.
     """
     most = max(contexts) + steps * queries
     if most > config.max_positions:
@@ -88,7 +89,7 @@ def make_scenario(
     needed = [-(-(context + steps * queries) // PAGE_TOKENS) for context in contexts]
     pages = Pool(1 + sum(needed), "page")
     slots = Pool(1 + len(contexts) * queries, "slot")
-    caches = allocate_caches(config, pages.size, slots.size, PAGE_TOKENS, dtype, drafts=queries - 1)
+    caches = allocate_caches(config, pages.size, slots.size, PAGE_TOKENS, dtype, queries - 1, latent_dtype=latents)
     shuffled_pages = rng.permutation(pages.take(pages.capacity) or []).tolist()
     shuffled_slots = rng.permutation(slots.take(slots.capacity) or []).tolist()
     members = []

@@ -17,9 +17,17 @@ from stepkernel.model.shard import Shard
 from stepkernel.program.inputs import Caches, StepOutputs
 from stepkernel.program.routing import Backend
 from stepkernel.runtime.batch import decode_inputs, prefill_inputs
-from stepkernel.runtime.caches import allocate_caches, clear_slot
+from stepkernel.runtime.caches import RecurrentDtype, allocate_caches, clear_slot
 from stepkernel.runtime.drafting import Draft, DrafterFactory
-from stepkernel.runtime.engine import Engine, EngineOptions, KvCacheDtype, Precision, Progress, pack, specialise
+from stepkernel.runtime.engine import (
+    Engine,
+    EngineOptions,
+    KvCacheDtype,
+    Precision,
+    Progress,
+    pack,
+    specialise,
+)
 from stepkernel.runtime.pages import Pool
 from stepkernel.runtime.sampling import NOT_A_NUMBER, RequestError, Sampling, sample
 from stepkernel.runtime.sequence import Event, Result, Sequence, StopRules, check_prompt
@@ -77,6 +85,7 @@ class Session:
         draft: str | Path | None = None,
         speculation: SpeculationOptions | None = None,
         kv_cache_dtype: KvCacheDtype | None = None,
+        recurrent_dtype: RecurrentDtype = "float32",
         progress: Progress | None = None,
     ) -> Session:
         """Opens a model directory. Options are checked before weights are read.
@@ -85,7 +94,8 @@ class Session:
         cache_pages: pages of `page_tokens` tokens for all requests together (default: enough for
         max_requests full contexts); with fewer, requests wait for each other. draft, speculation: directory of a
         DSpark draft made for the model, and how to use it. kv_cache_dtype: "bfloat16" or "fp8" for the latent rows of
-        model and draft. progress: passed on while weights are repacked.
+        model and draft. recurrent_dtype: "float32" or "bfloat16" for the KDA states. progress: passed on while weights
+        are repacked.
         """
         if (draft is None) != (speculation is None):
             raise RequestError(
@@ -95,7 +105,16 @@ class Session:
         if draft is not None:
             DraftConfig.from_file(draft).check_drafts(drafts)
         options = EngineOptions(
-            backend, threads, activation_bits, precision, max_requests, prefill_chunk, drafts, kv_cache_dtype
+            backend,
+            threads,
+            activation_bits,
+            precision,
+            max_requests,
+            prefill_chunk,
+            drafts,
+            kv_cache_dtype,
+            "per-position" if speculation is None else speculation.recurrent_states,
+            recurrent_dtype,
         )
         directory = Path(model_dir)
         checkpoint = Checkpoint.open(directory)
@@ -110,9 +129,19 @@ class Session:
         usable = max_requests * per_request if cache_pages is None else cache_pages
         if usable < 1:
             raise RequestError(f"cache_pages {usable}: must be at least 1")
-        slots = max_requests * options.queries + 1
+        slots = max_requests * options.slots_per_request + 1
         latents = options.latent_dtype
-        caches = allocate_caches(config, usable + 1, slots, page_tokens, precision, drafts, latent_dtype=latents)
+        caches = allocate_caches(
+            config,
+            usable + 1,
+            slots,
+            page_tokens,
+            precision,
+            drafts,
+            latent_dtype=latents,
+            recovers=options.recovers,
+            state_dtype=options.recurrent_dtype,
+        )
         weights = checkpoint.weights(Shard(0, 1))
         taps = None if opened is None else opened.taps
         packed: Any = None
@@ -245,7 +274,7 @@ class Session:
         """First come, first served: one that does not fit yet holds back those behind it."""
         while self.waiting and self.slots.free:
             pages = self.pages.take(self._pages_of(self.waiting[0]))
-            slots = self.slots.take(self.engine.options.queries)
+            slots = self.slots.take(self.engine.options.slots_per_request)
             if pages is None or slots is None:
                 for pool, taken in ((self.pages, pages), (self.slots, slots)):
                     if taken is not None:
@@ -253,6 +282,7 @@ class Session:
                 return
             sequence = self.waiting.popleft()
             sequence.pages, sequence.slots = pages, slots
+            sequence.accepted = 0 if self.engine.options.recovers else 1
             clear_slot(self.caches, sequence.slot)
             self.active.append(sequence)
 

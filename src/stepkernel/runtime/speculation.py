@@ -16,6 +16,7 @@ from stepkernel.program.inputs import StepInputs, StepOutputs
 from stepkernel.runtime.acceptance import DRAFT, METHODS, Accepted, Method, accept, synthetic_rates
 from stepkernel.runtime.batch import flat_rows, page_tables, verify_inputs
 from stepkernel.runtime.draft_length import DraftLength
+from stepkernel.runtime.engine import RECURRENT_STATES, RecurrentStates
 from stepkernel.runtime.sampling import RequestError, uniform
 from stepkernel.runtime.sequence import Sequence
 
@@ -27,16 +28,20 @@ Verify = Callable[[StepInputs], StepOutputs]
 @dataclass(frozen=True)
 class SpeculationOptions:
     """num_speculative_tokens: most drafts of a round. method: "standard" (exact rejection), "block" (joint, exact too)
-    or "synthetic" (accepts by rate, for timing only). adaptive: fewer drafts, down to none, where that is faster."""
+    or "synthetic" (accepts by rate, for timing only). adaptive: fewer drafts, down to none, where that is faster.
+    recurrent_states: a KDA state for each token of a step, or one "recovering" from records."""
 
     num_speculative_tokens: int
     method: Method = "standard"
     synthetic_acceptance_length: float | None = None
     adaptive: bool = True
+    recurrent_states: RecurrentStates = "per-position"
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise RequestError(f"acceptance method {self.method!r}: supported: {', '.join(METHODS)}")
+        if self.recurrent_states not in RECURRENT_STATES:
+            raise RequestError(f"recurrent_states {self.recurrent_states!r}: supported: {', '.join(RECURRENT_STATES)}")
         if (self.method == "synthetic") != (self.synthetic_acceptance_length is not None):
             raise RequestError("synthetic_acceptance_length goes with the method synthetic, and only with it")
         if self.synthetic_acceptance_length is not None:
@@ -136,7 +141,8 @@ class Speculator:
         found = self._draft(sequences, drafts) if drafts else None
         drafted = time.perf_counter()
         tokens = np.zeros((len(sequences), 0), np.int32) if found is None else found.tokens
-        outputs = verify(verify_inputs(sequences, np.maximum(tokens, 0), self.page_tokens))
+        recovers = self.options.recurrent_states == "recovering"
+        outputs = verify(verify_inputs(sequences, np.maximum(tokens, 0), self.page_tokens, recovers))
         verified = time.perf_counter()
         judged = [self._judge(s, i, tokens[i].tolist(), found, outputs) for i, s in enumerate(sequences)]
         assert outputs.taps is not None  # the step was built with taps

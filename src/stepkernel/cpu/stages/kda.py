@@ -19,20 +19,21 @@ from stepkernel.cpu.simd import (
     multiply_add,
     multiply_f32,
     out_of_line,
-    put_f32,
     splat_f32,
     store_f32,
     sum_f32,
     words,
     zero_f32,
 )
-from stepkernel.cpu.step import ACCEPTED, QUERIES, REQUESTS, ROUNDS, STATE_COLUMNS, STATE_SLOTS
-from stepkernel.cpu.vmath import exp, load_as, negative, round_if, sigmoid, silu, softplus, store_as
+from stepkernel.cpu.stages.convolution import convolve
+from stepkernel.cpu.stages.delta_rule import fold, keep, record_token, recur
+from stepkernel.cpu.step import ACCEPTED, QUERIES, RECOVERS, REQUESTS, ROUNDS, STATE_COLUMNS, STATE_SLOTS
+from stepkernel.cpu.vmath import exp, negative, round_if, sigmoid, softplus
 from stepkernel.model.weights import Weights
 from stepkernel.program.stages import KdaCore
 
 _arguments = words(20)
-_EPS = 8 * 20
+_EPS, _RECORDS, _RECORDS_SLOT = 8 * 20, 8 * 21, 8 * 22
 _NORM_EPS = np.float32(1e-6)  # inside the roots of the q and k norms (spec 2.5.3)
 
 
@@ -52,8 +53,10 @@ def pack(stage: KdaCore, weights: Weights, arena: Arena) -> tuple[int, ...]:
     return tuple(address(block) + 4 * offset for offset in (0, a, b, c))
 
 
-def scratch(stage: KdaCore, queries: int) -> int:
-    return 4 * stage.head_dim * (stage.conv_width - 1 + queries + 4 * queries + 1) + 256
+def scratch(stage: KdaCore, queries: int, copies: bool) -> int:
+    """`copies`: the states are worked on in a float32 copy of one head."""
+    copy = stage.head_dim if copies else 0
+    return 4 * stage.head_dim * (stage.conv_width - 1 + queries + 4 * queries + 2 + copy) + 256
 
 
 def encode(
@@ -62,11 +65,13 @@ def encode(
     layout: Layout,
     conv: tuple[int, int],
     recurrent: tuple[int, int],
-    wide: bool,
+    records: tuple[int, int],
+    wide: tuple[bool, bool],
     queries: int,
     group: int,
 ) -> list[Record]:
-    """`conv` and `recurrent`: address of the state, bytes of a slot. `group`: which of the step's slot tables."""
+    """`conv`, `recurrent` and `records` (zeros: none): address, bytes of a slot. `wide`: whether windows and states are
+    float32, else BF16. `group`: which of the step's slot tables."""
     bounded = 0.0 if stage.gate_lower_bound is None else float(stage.gate_lower_bound)
     places = (
         *layout.at(stage.qkv),
@@ -75,9 +80,10 @@ def encode(
         *layout.at(stage.beta),
         *layout.at(stage.out),
     )
-    shape = ((stage.head_dim << 32) | stage.heads, (stage.conv_width << 32) | (group << 1) | int(wide))
-    arguments = (*places, *packed, *conv, *recurrent, *shape, _float_pair(float(stage.eps), bounded))
-    return [Record(Operation.KDA, arguments, scratch(stage, queries))]
+    flags = (group << 2) | (int(wide[1]) << 1) | int(wide[0])
+    shape = ((stage.head_dim << 32) | stage.heads, (stage.conv_width << 32) | flags)
+    arguments = (*places, *packed, *conv, *recurrent, *shape, _float_pair(float(stage.eps), bounded), *records)
+    return [Record(Operation.KDA, arguments, scratch(stage, queries, records[0] != 0 or not wide[1]))]
 
 
 def _float_pair(low: float, high: float) -> int:
@@ -86,7 +92,11 @@ def _float_pair(low: float, high: float) -> int:
 
 @inner
 def kda(record: int, step: int, threads: int, scratch: int) -> None:
-    """Units are (request, head); the tokens of a request run one after the other."""
+    """Units are (request, head); the tokens of a request run one after the other.
+
+    Float32 states of a step that does not recover go from slot to slot. Others go through a copy of the head in private
+    memory: it is rounded after each token as the cache would round it, so both ways to keep states compute the same.
+    """
     out_of_line()
     (
         qkv,
@@ -112,19 +122,24 @@ def kda(record: int, step: int, threads: int, scratch: int) -> None:
     ) = _arguments(record)
     eps, bound = get_f32(record + _EPS), get_f32(record + _EPS + 4)
     heads, dim = shape & 0xFFFFFFFF, shape >> 32
-    wide, group, taps = kind & 1, (kind & 0xFFFFFFFF) >> 1, kind >> 32
+    wide, wide_state, group, taps = kind & 1, (kind >> 1) & 1, (kind & 0xFFFFFFFF) >> 2, kind >> 32
     queries = get_i64(step + QUERIES)
     rounds = get_i64(step + ROUNDS)
     slot_columns = get_i64(step + STATE_COLUMNS)
     slots = get_i64(step + STATE_SLOTS) + group * get_i64(step + REQUESTS) * slot_columns * 4
     size = dim * 4
     channels = 3 * heads * dim
+    recovers = get_i64(step + RECOVERS)
+    records, records_slot = get_i64(record + _RECORDS), get_i64(record + _RECORDS_SLOT)
+    record_row = heads * 3 * size
+    state_head = dim * size if wide_state != 0 else dim * size // 2
     # With one slot for all queries only the last state is kept, and the window that goes with it.
-    dropped = queries - 1 if slot_columns == 1 else 0
+    dropped = queries - 1 if slot_columns == 1 and recovers == 0 else 0
     window = scratch
     q = window + (taps - 1 + queries) * size
     k, v, alpha = q + queries * size, q + 2 * queries * size, q + 3 * queries * size
     o = alpha + queries * size
+    errors, copy = o + size, o + 2 * size
     one: Any = np.float32(1.0)
     root = one / np.float32(math.sqrt(dim))
     units = get_i64(step + REQUESTS) * heads
@@ -142,12 +157,13 @@ def kda(record: int, step: int, threads: int, scratch: int) -> None:
                         store_f32(out + (row + i) * out_stride + head * size + c, zero_f32())
                 continue
             accepted = get_i32(get_i64(step + ACCEPTED) + request * 4)
+            before = max(accepted - 1, 0)
             state_of_conv = conv + slot * conv_slot
             for part in range(3):
                 channel = (part * heads + head) * dim
                 source = qkv + row * qkv_stride + channel * 4
                 target = q + part * queries * size
-                _convolve(
+                convolve(
                     source,
                     qkv_stride,
                     state_of_conv,
@@ -159,12 +175,28 @@ def kda(record: int, step: int, threads: int, scratch: int) -> None:
                     dim,
                     taps,
                     queries,
-                    accepted,
+                    before,
                     dropped,
                     wide,
                 )
             head_decay = get_f32(decay + head * 4)
-            state = states + get_i32(mine + (accepted - 1) * 4) * state_slot + head * dim * size
+            recorded = records + slot * records_slot + head * 3 * size
+            if recovers != 0:
+                fold(
+                    states + slot * state_slot + head * state_head,
+                    copy,
+                    recorded,
+                    record_row,
+                    accepted,
+                    dim,
+                    wide_state,
+                )
+                state = copy
+            else:
+                state = states + get_i32(mine + before * 4) * state_slot + head * state_head
+                if wide_state == 0:
+                    fold(state, copy, recorded, record_row, np.int32(0), dim, wide_state)
+                    state = copy
             for i in range(queries):
                 at = i * size
                 _gate(
@@ -179,9 +211,14 @@ def kda(record: int, step: int, threads: int, scratch: int) -> None:
                 _normalize(k + at, dim, one)
                 strength = _sigmoid(get_f32(beta + (row + i) * beta_stride + head * 4))
                 column = i if slot_columns > 1 else 0
-                target = states + get_i32(mine + column * 4) * state_slot + head * dim * size
-                _recur(state, target, q + at, k + at, v + at, alpha + at, strength, o, dim)
+                slot_of_query = states + get_i32(mine + column * 4) * state_slot + head * state_head
+                target = copy if recovers != 0 or wide_state == 0 else slot_of_query
+                recur(state, target, q + at, k + at, v + at, alpha + at, strength, o, errors, dim)
                 state = target
+                if recovers != 0:
+                    record_token(recorded + i * record_row, errors, k + at, alpha + at, size)
+                if wide_state == 0:
+                    keep(copy, 0 if recovers != 0 else slot_of_query, dim)
                 _finish(
                     o,
                     norm,
@@ -197,51 +234,6 @@ def kda(record: int, step: int, threads: int, scratch: int) -> None:
 @inner
 def _sigmoid(x: Any) -> Any:
     return np.float32(1.0) / (np.float32(1.0) + np.float32(math.exp(-x)))
-
-
-@inner
-def _convolve(
-    x: int,
-    x_stride: int,
-    state: int,
-    channel: int,
-    channels: int,
-    filters: int,
-    out: int,
-    window: int,
-    dim: int,
-    taps: int,
-    queries: int,
-    accepted: int,
-    dropped: int,
-    wide: int,
-) -> None:
-    """Causal filter and SiLU of one head's q, k or v, and the rolled window back into the state.
-
-    The history of the first token starts at column `accepted - 1`; afterwards the state holds the history's last
-    `taps - 2` columns and the new raw inputs (spec 5.5), without the first `dropped` of these.
-    """
-    out_of_line()
-    size = dim * 4
-    history = taps - 1
-    for j in range(history):
-        at = (accepted - 1 + j) * channels + channel
-        for c in range(0, dim, 8):
-            store_f32(window + j * size + c * 4, load_as(state, at + c, wide))
-    for i in range(queries):
-        for c in range(0, size, 32):
-            store_f32(window + (history + i) * size + c, load_f32(x + i * x_stride + c))
-    for i in range(queries):
-        for c in range(0, size, 32):
-            total = zero_f32()
-            for j in range(taps):
-                weight = load_f32(filters + (j * channels + channel) * 4 + c)
-                total = multiply_add(weight, load_f32(window + (i + j) * size + c), total)
-            store_f32(out + i * size + c, silu(total))
-    for j in range(history - 1 + queries - dropped):
-        source = window + (j + 1 + dropped) * size
-        for c in range(0, dim, 8):
-            store_as(state, j * channels + channel + c, load_f32(source + c * 4), wide)
 
 
 @inner
@@ -267,33 +259,6 @@ def _normalize(x: int, dim: int, scale: float) -> None:
     factor = splat_f32(scale / np.float32(math.sqrt(sum_f32(squares) + _NORM_EPS)))
     for c in range(0, dim * 4, 32):
         store_f32(x + c, multiply_f32(load_f32(x + c), factor))
-
-
-@inner
-def _recur(state: int, target: int, q: int, k: int, v: int, alpha: int, strength: float, o: int, dim: int) -> None:
-    """One token: S <- S diag(alpha); e = beta (v - S k); S <- S + e k^T; o = S q, reading and writing S once.
-
-    o = (S diag(alpha)) q + e (k . q), so both products come from the decayed row before it is updated.
-    """
-    out_of_line()
-    size = dim * 4
-    overlap = zero_f32()
-    for c in range(0, size, 32):
-        overlap = multiply_add(load_f32(q + c), load_f32(k + c), overlap)
-    both = sum_f32(overlap)
-    for row in range(dim):
-        source, out = state + row * size, target + row * size
-        along_k, along_q = zero_f32(), zero_f32()
-        for c in range(0, size, 32):
-            decayed = multiply_f32(load_f32(source + c), load_f32(alpha + c))
-            along_k = multiply_add(decayed, load_f32(k + c), along_k)
-            along_q = multiply_add(decayed, load_f32(q + c), along_q)
-        error = strength * (get_f32(v + row * 4) - sum_f32(along_k))
-        put_f32(o + row * 4, sum_f32(along_q) + error * both)
-        step = splat_f32(error)
-        for c in range(0, size, 32):
-            decayed = multiply_f32(load_f32(source + c), load_f32(alpha + c))
-            store_f32(out + c, multiply_add(step, load_f32(k + c), decayed))
 
 
 @inner
