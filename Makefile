@@ -60,7 +60,7 @@ $(CUDA_STAMP): $(STAMP)
 	touch $@
 
 kernels: $(CUDA_STAMP)
-	$(BIN)/stepkernel kernels build --cases --ptx --out assets/ptx
+	$(BIN)/stepkernel kernels build --kernels tests --ptx --out assets/ptx
 	$(BIN)/stepkernel kernels build --out build/kernels
 
 clean:

@@ -22,7 +22,7 @@ MAX_SHARED = 227 << 10
 OBJECTS = 1 << 14
 COPIES = 4096
 FINDINGS = 64
-READERS = 1 << 16
+READERS = 1 << 18
 
 
 @lru_cache(maxsize=256)

@@ -1,5 +1,6 @@
 """Global memory of a launch: named allocations of all ranks in one address space."""
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,8 @@ class Memory:
     def __init__(self) -> None:
         self.allocations: list[Allocation] = []
         self._parts: dict[bool, list[tuple[NDArray[np.uint8], NDArray[np.uint8]]]] = {False: [], True: []}
+        self._of_kind: dict[bool, list[Allocation]] = {False: [], True: []}
+        self._starts: dict[bool, list[int]] = {False: [], True: []}
         self._top = {False: 0, True: 0}
 
     def put(self, name: str, values: NDArray[Any], constant: bool = False) -> int:
@@ -43,12 +46,17 @@ class Memory:
         return self._add(name, np.full(size, 0xFF, np.uint8), state.UNSET, False)
 
     def get(self, address: int, shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """A copy of what lies at an address returned by `put` or `empty`."""
-        allocation, data, _ = self._find(address)
+        """A copy of what lies at an address, which is one returned by `put` or `empty`, or lies behind it."""
         count = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        if count > allocation.size:
-            raise ValueError(f"{allocation.name}: {count} bytes asked for, it has {allocation.size}")
-        return data[:count].copy().view(dtype).reshape(shape)
+        data, _ = self._piece(address, count)
+        return data.copy().view(dtype).reshape(shape)
+
+    def set(self, address: int, values: NDArray[Any]) -> None:
+        """Overwrites what lies at an address, as `get` finds it; its bytes then count as initialised."""
+        new = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        data, status = self._piece(address, len(new))
+        data[:] = new
+        status[:] = state.SET
 
     def written(self, address: int) -> NDArray[np.bool_]:
         """Which bytes of an allocation hold a value."""
@@ -67,16 +75,30 @@ class Memory:
         marks[: len(data)] = status
         self._parts[constant].append((padded, marks))
         self._top[constant] += room
-        self.allocations.append(Allocation(name, address, len(data), constant))
+        allocation = Allocation(name, address, len(data), constant)
+        self.allocations.append(allocation)
+        self._of_kind[constant].append(allocation)
+        self._starts[constant].append(address)
         return address
 
     def _find(self, address: int) -> tuple[Allocation, NDArray[np.uint8], NDArray[np.uint8]]:
-        for constant in (False, True):
-            same_kind = [a for a in self.allocations if a.constant == constant]
-            for allocation, (data, status) in zip(same_kind, self._parts[constant], strict=True):
-                if allocation.address == address:
-                    return allocation, data, status
-        raise ValueError(f"no allocation starts at {address:#x}")
+        """The allocation that an address lies in, with its contents and status."""
+        constant = address < state.GLOBAL_BASE
+        starts = self._starts[constant]
+        index = bisect_right(starts, address) - 1
+        if index >= 0:
+            allocation = self._of_kind[constant][index]
+            if address < allocation.address + allocation.size:
+                return allocation, *self._parts[constant][index]
+        raise ValueError(f"no allocation holds {address:#x}")
+
+    def _piece(self, address: int, count: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """Contents and status of `count` bytes."""
+        allocation, data, status = self._find(address)
+        start = address - allocation.address
+        if start + count > allocation.size:
+            raise ValueError(f"{allocation.name}: {count} bytes from byte {start} on, it has {allocation.size}")
+        return data[start : start + count], status[start : start + count]
 
     def joined(self, constant: bool) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Contents and status of all allocations of a kind, one after the other."""

@@ -1,4 +1,5 @@
-"""The compiled interpreter does what the plain one does: the same tests, in a process of their own."""
+"""The compiled interpreter does what the plain one does: the same tests, in a process of their own; and what only it is
+fast enough for."""
 
 import os
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 def test_the_compiled_interpreter_passes_the_same_tests() -> None:
     room = Path(__file__).parent
     files = [room / name for name in ("test_memory.py", "test_barriers.py", "test_isa.py")]
-    files.append(room.parent / "cuda" / "test_emulated.py")
+    files += [room.parent / "cuda" / name for name in ("test_stages.py", "test_whole_step.py")]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, files)]
     done = subprocess.run(command, env={**os.environ, "PTXCHECK_COMPILE": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]

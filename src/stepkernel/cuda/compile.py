@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from stepkernel.cuda.spec import KernelSpec
+from stepkernel.cuda.spec import PARAMETERS, PATIENCE, KernelSpec, for_arch
 
 
 class CompilerMissing(RuntimeError):
@@ -37,8 +37,9 @@ class Compiled:
 
 
 def compile_kernel(spec: KernelSpec, arch: str) -> Compiled:
-    """Raises CompilerMissing; ValueError for dims that the stage cannot do."""
-    spec.dims.check()
+    """Raises CompilerMissing; ValueError for dims that a stage cannot do."""
+    for dims in spec.codes:
+        dims.check()
     # The compiler keeps PTX and cubin only if asked before it is imported, and writes copies where this says.
     os.environ.setdefault("CUTE_DSL_KEEP", "ptx,cubin")
     os.environ.setdefault("CUTE_DSL_DUMP_DIR", tempfile.mkdtemp(prefix="stepkernel-cute-"))
@@ -47,9 +48,10 @@ def compile_kernel(spec: KernelSpec, arch: str) -> Compiled:
         cutlass: Any = import_module("cutlass")
     except ImportError as error:
         raise CompilerMissing(f"CuTe DSL is not installed ({error}): pip install 'stepkernel[cuda]'") from None
-    host: Callable[..., Any] = getattr(import_module(f"stepkernel.cuda.stages.{spec.kind}"), spec.kind)
-    pointers = [cutlass.Int64(0)] * len(spec.dims.parameters)
-    compiled = cute.compile(host, *pointers, spec.constants(), options=f"--gpu-arch {arch}")
+    host: Callable[..., Any] = import_module("stepkernel.cuda.step").run
+    words = [cutlass.Int64(0)] * len(PARAMETERS)
+    codes = for_arch(spec.codes, arch)
+    compiled = cute.compile(host, *words, spec.grid, codes, PATIENCE, options=f"--gpu-arch {arch}")
     ptx, cubin = compiled.__ptx__, compiled.__cubin__
     text = ptx if isinstance(ptx, str) else ptx.decode()
     entry = re.search(r"\.entry\s+([\w$]+)", text)

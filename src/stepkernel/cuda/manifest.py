@@ -1,5 +1,6 @@
-"""Compiled kernels in a directory: cubins (or PTX) and `manifest.json`, written all or not at all."""
+"""Compiled kernels in a directory: cubins (or compressed PTX) and `manifest.json`, written all or not at all."""
 
+import gzip
 import json
 import tempfile
 from collections.abc import Iterable
@@ -8,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from stepkernel.cuda.compile import Compiled, Resources
-from stepkernel.cuda.spec import KernelSpec, source_hash
+from stepkernel.cuda.dims import Dims
+from stepkernel.cuda.spec import PARAMETERS, KernelSpec, for_arch, source_hash
 
-ABI = 1  # all parameters are 8-byte numbers, in the order of `parameters`
+ABI = 2  # all parameters are 8-byte numbers, in the order of `parameters`
 
 
 def describe(compiled: Compiled, used: Resources, file: str) -> dict[str, Any]:
@@ -20,10 +22,9 @@ def describe(compiled: Compiled, used: Resources, file: str) -> dict[str, Any]:
         "arch": compiled.arch,
         "file": file,
         "entry": compiled.entry,
-        "kind": spec.kind,
-        "dims": asdict(spec.dims),
-        "parameters": list(spec.dims.parameters),
-        "grid": spec.dims.grid(),
+        "codes": _plain(for_arch(spec.codes, compiled.arch)),
+        "parameters": list(PARAMETERS),
+        "grid": spec.grid,
         "block": spec.threads,
         "registers": used.registers,
         "spill_bytes": used.spill_bytes,
@@ -34,15 +35,16 @@ def describe(compiled: Compiled, used: Resources, file: str) -> dict[str, Any]:
 def write(directory: Path, kernels: Iterable[tuple[Compiled, Resources]], as_ptx: bool) -> Path:
     """Writes all files next to the directory first and renames them into it; the manifest comes last.
 
-    PTX is written as the compiler made it. Returns the manifest's path.
+    PTX is written as the compiler made it, compressed. Returns the manifest's path.
     """
     directory.mkdir(parents=True, exist_ok=True)
     rows = []
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix=f".{directory.name}-") as temporary:
         made = Path(temporary)
         for compiled, used in kernels:
-            file = f"{compiled.spec.name}.{compiled.arch}.{'ptx' if as_ptx else 'cubin'}"
-            (made / file).write_bytes(compiled.ptx.encode() if as_ptx else compiled.cubin)
+            file = f"{compiled.spec.name}.{compiled.arch}.{'ptx.gz' if as_ptx else 'cubin'}"
+            content = gzip.compress(compiled.ptx.encode(), mtime=0) if as_ptx else compiled.cubin
+            (made / file).write_bytes(content)
             rows.append(describe(compiled, used, file))
         for row in rows:
             (made / row["file"]).replace(directory / row["file"])
@@ -52,12 +54,25 @@ def write(directory: Path, kernels: Iterable[tuple[Compiled, Resources]], as_ptx
     return directory / "manifest.json"
 
 
-def recorded(directory: Path, spec: KernelSpec, arch: str) -> tuple[str, dict[str, Any]]:
-    """PTX and manifest row of one kernel. Raises ValueError if it is not there or has other dims."""
-    manifest = json.loads((directory / "manifest.json").read_text())
+def find(directory: Path, spec: KernelSpec, arch: str) -> tuple[Path, dict[str, Any]]:
+    """File and manifest row of one kernel. Raises ValueError if it is not there, or was made for another ABI, other
+    dims or another grid than this version's."""
+    path = directory / "manifest.json"
+    manifest = json.loads(path.read_text())
+    if manifest["abi"] != ABI:
+        raise ValueError(f"{path}: abi {manifest['abi']}, this version runs {ABI}; build the kernels again")
     for row in manifest["kernels"]:
         if row["name"] == spec.name and row["arch"] == arch:
-            if row["dims"] != asdict(spec.dims):
-                raise ValueError(f"{directory / row['file']}: recorded with {row['dims']}, now {asdict(spec.dims)}")
-            return (directory / row["file"]).read_text(), row
-    raise ValueError(f"{directory}: no {spec.name} for {arch}")
+            if row["codes"] != _plain(for_arch(spec.codes, arch)) or row["grid"] != spec.grid:
+                raise ValueError(f"{directory / row['file']}: made for other stages than {spec.name} has now")
+            return directory / row["file"], row
+    raise ValueError(f"{path}: no {spec.name} for {arch}")
+
+
+def recorded(directory: Path, spec: KernelSpec, arch: str) -> str:
+    """PTX of one kernel. Raises ValueError as `find` does."""
+    return gzip.decompress(find(directory, spec, arch)[0].read_bytes()).decode()
+
+
+def _plain(codes: tuple[Dims, ...]) -> list[dict[str, Any]]:
+    return [{"kind": dims.kind, **asdict(dims)} for dims in codes]

@@ -5,7 +5,7 @@ buffers nobody has written, rows of padding, cache rows beyond a request's lengt
 difference belongs to its stage alone, and a NaN in a result shows a read of what is not there.
 """
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,8 +43,10 @@ class StageDiff:
         return self.relative_l2 > limit or not np.isfinite(self.max_abs) or self.stray > 0
 
 
-def diff(program: Program, inputs: StepInputs, a: Executor, b: Executor) -> list[StageDiff]:
-    """Compares executor `b` with `a` over one step.
+def diff(
+    program: Program, inputs: StepInputs, a: Executor, b: Executor, only: Container[int] | None = None
+) -> list[StageDiff]:
+    """Compares executor `b` with `a` over one step, or over the stages with the numbers in `only`.
 
     Both need caches of their own; those of `a` hold the context, those of `b` are overwritten, and both are
     filled with NaN outside of it. Rows are those of `inputs`; the buffers of both must have the program's
@@ -58,6 +60,9 @@ def diff(program: Program, inputs: StepInputs, a: Executor, b: Executor) -> list
             buffer[...] = _poison(buffer)
     found = []
     for index, stage in enumerate(program.stages):
+        if only is not None and index not in only:
+            _follow(a, b, index, inputs, live)
+            continue
         areas = sorted(writes(stage))
         before = {area: _whole(a, area).copy() for area in areas}
         a.run_stage(index, inputs)
@@ -72,6 +77,19 @@ def diff(program: Program, inputs: StepInputs, a: Executor, b: Executor) -> list
                 for buffer in values[:2]:
                     _poison_rows(buffer, live)
     return found
+
+
+def _follow(a: Executor, b: Executor, index: int, inputs: StepInputs, live: NDArray[np.bool_]) -> None:
+    """Runs a stage that is not compared, and gives `b` what it wrote."""
+    a.run_stage(index, inputs)
+    for area in writes(a.program.stages[index]):
+        source, target = _whole(a, area), _whole(b, area)
+        if _is_state(area):
+            np.copyto(target, source)
+        else:
+            target[: inputs.rows] = source[: inputs.rows]
+            for buffer in (source, target):
+                _poison_rows(buffer, live)
 
 
 def first_difference(found: list[StageDiff], limit: float) -> StageDiff | None:

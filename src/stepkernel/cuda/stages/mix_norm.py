@@ -10,178 +10,139 @@ from cutlass import Float32, Int32, Int64, cute
 from stepkernel.cuda.device import (
     block_sum,
     floats,
-    least,
-    load_float,
+    load_floats,
+    load_shared,
     load_words,
     pair,
+    rounded,
+    store_shared,
     store_words,
 )
+from stepkernel.cuda.dims import THREADS, WARPS, MixNormDims
+from stepkernel.cuda.functions import exp, inverse_root, larger
+from stepkernel.cuda.stages.norm import write_normed
+from stepkernel.cuda.walk import words
 
-THREADS = 256
 CHUNK = 8  # BF16 values of one 16-byte access
 
 
 @cute.jit
-def mix_norm_row(
-    row: Int32,
-    prefix: Int64,
-    delta: Int64,
-    second: Int64,
-    blocks: Int64,
-    score: Int64,
-    norm: Int64,
-    out: Int64,
-    scratch: Int32,
-    width: cutlass.Constexpr,
-    rows: cutlass.Constexpr,
-    sources: cutlass.Constexpr,
-    update: cutlass.Constexpr,
-    deltas: cutlass.Constexpr,
-    save: cutlass.Constexpr,
-    mixes: cutlass.Constexpr,
-    round_mix: cutlass.Constexpr,
-    eps: cutlass.Constexpr,
+def mix_norm(
+    cta: Int32, ctas: Int32, record: Int64, step: Int64, scratch: Int32, dims: cutlass.Constexpr[MixNormDims]
 ) -> None:
-    """One row by all threads of the CTA.
-
-    prefix, delta, second, out bf16 [rows, width]; blocks bf16 [copies, rows, width]; score f32 [width]: norm times
-    query of the mix; norm bf16 [width]. `update`: "none", "add" (prefix + delta, rounded) or "restart" (delta); with
-    `deltas` 2, delta + second is rounded first. `save`: block to which the new prefix goes, or -1. Without `mixes` the
-    prefix itself is normalised.
-    """
-    tid, _, _ = cute.arch.thread_idx()
-    chunks = width // CHUNK
-    turns = -(-chunks // THREADS)
-    row_bytes = Int64(row) * (width * 2)
-
-    # The new prefix: every thread writes and later reads back its own chunks only.
-    for turn in cutlass.range_constexpr(turns):
-        chunk = tid + turn * THREADS
-        if chunk < chunks:
-            place = row_bytes + Int64(chunk) * 16
-            if cutlass.const_expr(update != "none"):
-                words = load_words(delta + place)
-                if cutlass.const_expr(deltas == 2):
-                    more = load_words(second + place)
-                    for k in cutlass.range_constexpr(4):
-                        d0, d1 = floats(words[k])
-                        e0, e1 = floats(more[k])
-                        words[k] = pair(d0 + e0, d1 + e1)
-                if cutlass.const_expr(update == "add"):
-                    old = load_words(prefix + place)
-                    for k in cutlass.range_constexpr(4):
-                        d0, d1 = floats(words[k])
-                        p0, p1 = floats(old[k])
-                        words[k] = pair(p0 + d0, p1 + d1)
-                store_words(prefix + place, words)
-                if cutlass.const_expr(save >= 0):
-                    store_words(blocks + (save * rows * width * 2) + place, words)
-            elif cutlass.const_expr(save >= 0):
-                store_words(blocks + (save * rows * width * 2) + place, load_words(prefix + place))
-
-    count = sources + 1 if mixes else 1
-    mixed = [Float32(0.0)] * (turns * CHUNK)
-    if cutlass.const_expr(mixes):
-        scores = []
-        for s in cutlass.range_constexpr(count):
-            base = blocks + (s * rows * width * 2) + row_bytes
-            if cutlass.const_expr(s == sources):
-                base = prefix + row_bytes
-            dot = Float32(0.0)
-            square = Float32(0.0)
-            for turn in cutlass.range_constexpr(turns):
-                chunk = tid + turn * THREADS
-                if chunk < chunks:
-                    words = load_words(base + Int64(chunk) * 16)
-                    for k in cutlass.range_constexpr(4):
-                        x0, x1 = floats(words[k])
-                        at = score + Int64(chunk) * 32 + k * 8
-                        dot = dot + x0 * load_float(at) + x1 * load_float(at + 4)
-                        square = square + x0 * x0 + x1 * x1
-            dot = block_sum(dot, scratch, THREADS)
-            square = block_sum(square, scratch, THREADS)
-            scores.append(dot * cute.math.rsqrt(square / width + eps))
-        top = scores[0]
-        for s in cutlass.range_constexpr(1, count):
-            top = cute.arch.fmax(top, scores[s])
-        total = Float32(0.0)
-        shares = []
-        for s in cutlass.range_constexpr(count):
-            share = cute.math.exp(scores[s] - top)
-            shares.append(share)
-            total = total + share
-        for s in cutlass.range_constexpr(count):
-            share = shares[s] / total
-            base = blocks + (s * rows * width * 2) + row_bytes
-            if cutlass.const_expr(s == sources):
-                base = prefix + row_bytes
-            for turn in cutlass.range_constexpr(turns):
-                chunk = tid + turn * THREADS
-                last = chunk if cutlass.const_expr(turn + 1 < turns) else least(chunk, Int32(chunks - 1))
-                words = load_words(base + Int64(last) * 16)
-                for k in cutlass.range_constexpr(4):
-                    x0, x1 = floats(words[k])
-                    mixed[turn * CHUNK + 2 * k] = mixed[turn * CHUNK + 2 * k] + share * x0
-                    mixed[turn * CHUNK + 2 * k + 1] = mixed[turn * CHUNK + 2 * k + 1] + share * x1
-    else:
-        # Threads without a chunk of their own read the last one below.
-        cute.arch.sync_threads()
-        for turn in cutlass.range_constexpr(turns):
-            chunk = tid + turn * THREADS
-            last = chunk if cutlass.const_expr(turn + 1 < turns) else least(chunk, Int32(chunks - 1))
-            words = load_words(prefix + row_bytes + Int64(last) * 16)
-            for k in cutlass.range_constexpr(4):
-                mixed[turn * CHUNK + 2 * k], mixed[turn * CHUNK + 2 * k + 1] = floats(words[k])
-
-    square = Float32(0.0)
-    for turn in cutlass.range_constexpr(turns):
-        part = Float32(0.0)
-        for k in cutlass.range_constexpr(CHUNK):
-            if cutlass.const_expr(round_mix):
-                mixed[turn * CHUNK + k], _ = floats(pair(mixed[turn * CHUNK + k], Float32(0.0)))
-            part = part + mixed[turn * CHUNK + k] * mixed[turn * CHUNK + k]
-        if tid + turn * THREADS < chunks:
-            square = square + part
-    scale = cute.math.rsqrt(block_sum(square, scratch, THREADS) / width + eps)
-    for turn in cutlass.range_constexpr(turns):
-        chunk = tid + turn * THREADS
-        if chunk < chunks:
-            weights = load_words(norm + Int64(chunk) * 16)
-            words = []
-            for k in cutlass.range_constexpr(4):
-                w0, w1 = floats(weights[k])
-                first = mixed[turn * CHUNK + 2 * k] * scale * w0
-                words.append(pair(first, mixed[turn * CHUNK + 2 * k + 1] * scale * w1))
-            store_words(out + row_bytes + Int64(chunk) * 16, words)
-
-
-@cute.kernel
-def mix_norm_kernel(
-    prefix: Int64,
-    delta: Int64,
-    second: Int64,
-    blocks: Int64,
-    score: Int64,
-    norm: Int64,
-    out: Int64,
-    dims: cutlass.Constexpr,
-) -> None:
-    scratch = cute.arch.alloc_smem(Float32, THREADS // 32, 16)
-    row, _, _ = cute.arch.block_idx()
-    mix_norm_row(row, prefix, delta, second, blocks, score, norm, out, Int32(scratch.toint()), *dims)
+    """prefix, delta, second, out bf16 [rows, width]; blocks bf16 [copies, rows, width]; score f32 [width]: norm times
+    query of the mix; norm bf16 [width]; tap bf16 rows."""
+    for row in cutlass.range(cta, dims.rows, ctas, unroll=1):
+        _update(row, record, dims)
+        _mix(row, record, scratch, dims)
 
 
 @cute.jit
-def mix_norm(
-    prefix: Int64,
-    delta: Int64,
-    second: Int64,
-    blocks: Int64,
-    score: Int64,
-    norm: Int64,
-    out: Int64,
-    dims: cutlass.Constexpr,
-) -> None:
-    mix_norm_kernel(prefix, delta, second, blocks, score, norm, out, dims).launch(
-        grid=[dims[1], 1, 1], block=[THREADS, 1, 1]
+def _update(row: Int32, record: Int64, dims: cutlass.Constexpr[MixNormDims]) -> None:
+    """The new prefix and its copies; every thread writes and later reads back its own chunks only."""
+    tid, _, _ = cute.arch.thread_idx()
+    prefix, delta, second, save, restart, tap, tap_stride, tap_mixed = words(
+        record, dims, "prefix", "delta", "second", "save", "restart", "tap", "tap_stride", "tap_mixed"
     )
+    start = Int64(row) * (dims.width * 2)
+    for chunk in cutlass.range(tid, dims.width // CHUNK, THREADS, unroll=1):
+        place = start + Int64(chunk) * 16
+        new = [Int32(0)] * 4
+        if restart == 0:
+            new = load_words(prefix + place)
+        if delta != 0:
+            added = load_words(delta + place)
+            if second != 0:
+                more = load_words(second + place)
+                for k in cutlass.range_constexpr(4):
+                    d0, d1 = floats(added[k])
+                    e0, e1 = floats(more[k])
+                    added[k] = pair(d0 + e0, d1 + e1)
+            if restart == 0:
+                for k in cutlass.range_constexpr(4):
+                    d0, d1 = floats(added[k])
+                    p0, p1 = floats(new[k])
+                    added[k] = pair(p0 + d0, p1 + d1)
+            new = added
+            store_words(prefix + place, new)
+        if save != 0:
+            store_words(save + place, new)
+        if tap != 0 and tap_mixed == 0:
+            store_words(tap + Int64(row) * tap_stride + Int64(chunk) * 16, new)
+
+
+@cute.jit
+def _mix(row: Int32, record: Int64, scratch: Int32, dims: cutlass.Constexpr[MixNormDims]) -> None:
+    tid, _, _ = cute.arch.thread_idx()
+    prefix, blocks, score, norm, out, count, rounds, tap, tap_stride, tap_mixed = words(
+        record, dims, "prefix", "blocks", "score", "norm", "out", "sources", "round", "tap", "tap_stride", "tap_mixed"
+    )
+    sources = Int32(count)
+    chunks = dims.width // CHUNK
+    turns = -(-chunks // THREADS)
+    start = Int64(row) * (dims.width * 2)
+    block_bytes = dims.rows * dims.width * 2
+    scores = scratch + WARPS * 4
+    shares = scores + (dims.sources + 1) * 4
+    mixed = [Float32(0.0)] * (turns * CHUNK)
+    if score != 0:
+        for s in cutlass.range(sources + 1, unroll=1):
+            base = blocks + Int64(s) * block_bytes + start
+            if s == sources:
+                base = prefix + start
+            dot = Float32(0.0)
+            square = Float32(0.0)
+            for chunk in cutlass.range(tid, chunks, THREADS, unroll=1):
+                x = load_words(base + Int64(chunk) * 16)
+                near = load_floats(score + Int64(chunk) * 32)
+                far = load_floats(score + Int64(chunk) * 32 + 16)
+                for k in cutlass.range_constexpr(4):
+                    x0, x1 = floats(x[k])
+                    w = near if k < 2 else far
+                    dot = dot + x0 * w[2 * k % 4] + x1 * w[2 * k % 4 + 1]
+                    square = square + x0 * x0 + x1 * x1
+            dot = block_sum(dot, scratch, THREADS)
+            square = block_sum(square, scratch, THREADS)
+            if tid == 0:
+                store_shared(scores + s * 4, [dot * inverse_root(square * (1.0 / dims.width) + dims.eps)])
+        cute.arch.sync_threads()
+        top = load_shared(scores)
+        for s in cutlass.range(1, sources + 1, unroll=1):
+            top = larger(top, load_shared(scores + s * 4))
+        total = Float32(0.0)
+        for s in cutlass.range(sources + 1, unroll=1):
+            total = total + exp(load_shared(scores + s * 4) - top)
+        if tid <= sources:
+            store_shared(shares + tid * 4, [exp(load_shared(scores + tid * 4) - top) / total])
+        cute.arch.sync_threads()
+        for s in cutlass.range(sources + 1, unroll=1):
+            base = blocks + Int64(s) * block_bytes + start
+            if s == sources:
+                base = prefix + start
+            share = load_shared(shares + s * 4)
+            for turn in cutlass.range_constexpr(turns):
+                chunk = tid + turn * THREADS
+                if chunk < chunks:
+                    x = load_words(base + Int64(chunk) * 16)
+                    for k in cutlass.range_constexpr(4):
+                        x0, x1 = floats(x[k])
+                        mixed[turn * CHUNK + 2 * k] = mixed[turn * CHUNK + 2 * k] + share * x0
+                        mixed[turn * CHUNK + 2 * k + 1] = mixed[turn * CHUNK + 2 * k + 1] + share * x1
+    else:
+        for turn in cutlass.range_constexpr(turns):
+            chunk = tid + turn * THREADS
+            if chunk < chunks:
+                x = load_words(prefix + start + Int64(chunk) * 16)
+                for k in cutlass.range_constexpr(4):
+                    mixed[turn * CHUNK + 2 * k], mixed[turn * CHUNK + 2 * k + 1] = floats(x[k])
+    if rounds != 0:
+        for k in cutlass.range_constexpr(turns * CHUNK):
+            mixed[k] = rounded(mixed[k])
+    if tap != 0 and tap_mixed != 0:
+        for turn in cutlass.range_constexpr(turns):
+            chunk = tid + turn * THREADS
+            if chunk < chunks:
+                kept = [pair(mixed[turn * CHUNK + 2 * k], mixed[turn * CHUNK + 2 * k + 1]) for k in range(4)]
+                store_words(tap + Int64(row) * tap_stride + Int64(chunk) * 16, kept)
+    # Columns that a thread does not own are zeros.
+    write_normed(mixed, norm, out + start, scratch, Int32(1), dims.width, dims.eps)

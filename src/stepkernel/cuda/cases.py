@@ -1,0 +1,164 @@
+"""Steps that kernels are built for: small ones that tests execute, and the published models."""
+
+from dataclasses import dataclass, replace
+
+from stepkernel.cuda.plan import Geometry, Plan, make_plan, only
+from stepkernel.cuda.spec import KernelSpec, kernel_of
+from stepkernel.model.config import ModelConfig
+from stepkernel.model.presets import preset
+from stepkernel.model.shard import Shard
+from stepkernel.program.builder import build_program
+
+GRID = 132  # CTAs: one for each multiprocessor of an H200; larger GPUs leave some idle
+SMALL_GRID = 8
+PAGE_TOKENS = 64
+SMALL_PAGE_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step of `requests` x `queries` rows of a model, or of one rank's shard of it."""
+
+    name: str
+    config: ModelConfig
+    requests: int
+    queries: int
+    grid: int = SMALL_GRID
+    page_tokens: int = SMALL_PAGE_TOKENS
+    ranks: int = 1
+
+    def plan(self) -> Plan:
+        """Raises ValueError if the kernel cannot do it."""
+        program = build_program(self.config, Shard(0, self.ranks), self.requests, self.queries)
+        window = self.config.linear_attention.conv_width - 2 + self.queries
+        return make_plan(program, Geometry(self.grid, self.page_tokens, window))
+
+    def spec(self) -> KernelSpec:
+        return kernel_of(self.name, self.plan())
+
+
+def micro_k3() -> ModelConfig:
+    """Two layers with every stage kind of Kimi K3, as small as the stages allow: KDA and dense, then MLA and MoE."""
+    return replace(_micro(preset("tiny-k3")), routed_hidden_size=64, q_lora_rank=64, attn_res_block_size=2)
+
+
+def micro_linear() -> ModelConfig:
+    return _micro(preset("tiny-kimi-linear"))
+
+
+def _micro(config: ModelConfig) -> ModelConfig:
+    return replace(
+        config,
+        hidden_size=96,
+        num_layers=2,
+        vocab_size=144,
+        num_heads=2,
+        intermediate_size=64,
+        num_experts=6,
+        experts_per_token=3,
+        moe_intermediate_size=32,
+        kv_lora_rank=64,
+        qk_nope_head_dim=32,
+        qk_rope_head_dim=32,
+        v_head_dim=32,
+        max_positions=512,
+        bos_token_id=136,
+        eos_token_ids=(138,),
+        pad_token_id=143,
+        linear_attention=replace(config.linear_attention, num_heads=1),
+        kda_layers=(0,),
+        mla_layers=(1,),
+    )
+
+
+@dataclass(frozen=True)
+class StageCase:
+    """One stage of a case as a kernel of its own."""
+
+    name: str
+    case: Case
+    stage: int
+
+    def plan(self) -> Plan:
+        return only(self.case.plan(), self.stage)
+
+    def spec(self) -> KernelSpec:
+        return kernel_of(self.name, self.plan())
+
+
+def small() -> tuple[Case, ...]:
+    """A verification step of two requests, and a plain step of one; both share heads, contexts and logits between
+    CTAs."""
+    return (
+        Case("micro_k3_2x2", micro_k3(), 2, 2, grid=6),
+        Case("micro_linear_1x1", micro_linear(), 1, 1, grid=4),
+    )
+
+
+# Stages of the small cases that differ in what their code does, by the end of their names.
+_STAGES = (
+    (
+        "embed",
+        "L00.mlp.mix",
+        "final.mix",
+        "kda.low",
+        "kda.core",
+        "dense.activate",
+        "mla.input",
+        "mla.insert",
+        "mla.absorb",
+        "mla.attend",
+        "mla.value",
+        "moe.select",
+        "moe.up",
+        "moe.down",
+        "moe.combine",
+        "argmax",
+    ),
+    (
+        "L01.attention.mix",
+        "kda.core",
+        "dense.activate",
+        "mla.insert",
+        "mla.attend",
+        "mla.value",
+        "moe.front",
+        "moe.up",
+        "moe.down",
+        "moe.combine",
+        "argmax",
+    ),
+)
+
+
+def stages() -> tuple[StageCase, ...]:
+    """Every stage kind, and every variant of it that the two models have, as small kernels."""
+    found = []
+    for case, wanted in zip(small(), _STAGES, strict=True):
+        names = [stage.name for stage in case.plan().program.stages]
+        for suffix in wanted:
+            index = next(k for k, name in enumerate(names) if name.endswith(suffix))
+            model = case.name.split("_")[1]
+            found.append(StageCase(f"{model}_{suffix.replace('.', '_')}", case, index))
+    return tuple(found)
+
+
+def tiny() -> tuple[Case, ...]:
+    """What the longer tests execute: the tiny models with 1 row, 8 rows, and 2 requests of 4 queries."""
+    shapes = ((1, 1), (8, 1), (2, 4))
+    return tuple(
+        Case(f"{name.replace('-', '_')}_{requests}x{queries}", preset(name), requests, queries)
+        for name in ("tiny-k3", "tiny-kimi-linear")
+        for requests, queries in shapes
+    )
+
+
+def published() -> tuple[Case, ...]:
+    """Kimi-Linear-48B on one GPU, and the stages of one of Kimi K3's 16 ranks (without their exchanges)."""
+    linear, k3 = preset("kimi-linear-48b-a3b"), preset("kimi-k3")
+    return (
+        Case("kimi_linear_48b_1x1", linear, 1, 1, GRID, PAGE_TOKENS),
+        Case("kimi_linear_48b_8x1", linear, 8, 1, GRID, PAGE_TOKENS),
+        Case("kimi_k3_tp16_1x1", k3, 1, 1, GRID, PAGE_TOKENS, ranks=16),
+        Case("kimi_k3_tp16_1x8", k3, 1, 8, GRID, PAGE_TOKENS, ranks=16),
+    )

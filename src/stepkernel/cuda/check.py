@@ -1,0 +1,170 @@
+"""Compares kernels with the reference by executing their PTX on the CPU."""
+
+from collections.abc import Container
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxcheck import Result
+from stepkernel.cuda.cases import Case
+from stepkernel.cuda.emulate import EmulatedDevice
+from stepkernel.cuda.executor import CudaExecutor
+from stepkernel.cuda.plan import Plan
+from stepkernel.cuda.spec import kernel_of
+from stepkernel.model.checkpoint import Checkpoint
+from stepkernel.model.synthesize import synthesize
+from stepkernel.model.weights import Weights
+from stepkernel.program.inputs import Caches, StepInputs
+from stepkernel.reference.executor import ReferenceExecutor
+from stepkernel.runtime.caches import allocate_caches, copy_caches
+from stepkernel.runtime.diff import StageDiff, diff, poison_caches
+from stepkernel.runtime.scenario import PAGE_TOKENS, Scenario, make_scenario
+
+# A sum in another order may fall on the other side of a BF16 rounding and move by 2^-8; as it may be the largest value
+# of a row, one row may move by nearly that. The limit of the CPU kernels, which differ from the reference the same way.
+STAGE_LIMIT = 3e-3
+
+
+@dataclass(frozen=True)
+class StepDiff:
+    """Largest relative L2 differences over live rows or slots, by area: logits, latent, conv, recurrent.
+
+    found     of the kernel from the reference with BF16 rounding
+    rounding  of the reference without rounding from the one with it: what all roundings of the step make together. The
+              kernel rounds at the same points and differs where a sum falls on the other side of one, so it must stay
+              below this in every area
+    stray     bytes of caches and states that the step changed outside of what it may write
+    """
+
+    found: dict[str, float]
+    rounding: dict[str, float]
+    stray: int
+    result: Result
+
+    @property
+    def wrong(self) -> bool:
+        return self.stray > 0 or any(not value <= self.rounding[area] for area, value in self.found.items())
+
+
+class Emulated:
+    """A case with weights and a context of its own, ready to run PTX against the reference.
+
+    contexts: tokens that each live request holds; the case's other requests are padding.
+    """
+
+    def __init__(self, case: Case, weights: Weights, contexts: tuple[int, ...], seed: int = 0) -> None:
+        self.case, self.weights = case, weights
+        self.plan = case.plan()
+        self.instructions = 0  # of the last comparison of stages
+        padding = case.requests - len(contexts)
+        self.scenario: Scenario = make_scenario(
+            case.config, weights, contexts, queries=case.queries, padding=padding, seed=seed
+        )
+
+    def inputs(self) -> StepInputs:
+        return self.scenario.inputs()
+
+    def stages(
+        self,
+        ptx: str,
+        plan: Plan | None = None,
+        only: Container[int] | None = None,
+        seed: int | None = None,
+        inputs: StepInputs | None = None,
+        instruction_limit: int = 20_000_000_000,
+    ) -> list[StageDiff]:
+        """Every stage (or those of `only`) by launches of its own, from identical poisoned values.
+
+        Raises `ptxcheck.LaunchError` for what the checker finds.
+        """
+        reference, gpu, device = self.executors(ptx, plan, seed, instruction_limit)
+        found = diff(self.plan.program, inputs or self.inputs(), reference, gpu, only)
+        self.instructions = sum(result.instructions for result in device.results)
+        return found
+
+    def step(self, ptx: str, seed: int | None = None, count: bool = False) -> StepDiff:
+        """The whole step in one launch; buffers and everything a step must not read hold NaN."""
+        reference, gpu, device = self.executors(ptx, self.plan, seed)
+        device.count = count
+        inputs = self.inputs()
+        poison_caches(reference.caches, inputs)
+        exact = self._caches()
+        for caches in (gpu.caches, exact):
+            copy_caches(reference.caches, caches)
+        unrounded = ReferenceExecutor(self.plan.program, self.weights, exact, "float32")
+        before = self._caches()
+        copy_caches(reference.caches, before)
+        for buffer in gpu.buffers.values():
+            buffer[...] = np.nan if buffer.dtype.kind == "f" else 0
+        outputs = [executor.run(inputs).logits for executor in (reference, gpu, unrounded)]
+        live = np.repeat(inputs.lengths > 0, inputs.queries)
+        found = {"logits": _distance(outputs[0][live], outputs[1][live])}
+        rounding = {"logits": _distance(outputs[0][live], outputs[2][live])}
+        stray = 0
+        states = inputs.state_slots
+        for area, places, arrays in (
+            ("latent", inputs.slot_mapping, [c.latent for c in (reference.caches, gpu.caches, exact, before)]),
+            ("conv", states[:, 0], [c.conv for c in (reference.caches, gpu.caches, exact, before)]),
+            ("recurrent", states.ravel(), [c.recurrent for c in (reference.caches, gpu.caches, exact, before)]),
+        ):
+            written = np.unique(places[places >= 0] if area == "latent" else places[places > 0])
+            layers = [[_by_place(area, array) for array in of_kind] for of_kind in arrays]
+            for expected, got, plain, old in zip(*layers, strict=True):
+                found[area] = max(found.get(area, 0.0), _distance(expected[written], got[written]))
+                rounding[area] = max(rounding.get(area, 0.0), _distance(expected[written], plain[written]))
+                rest = np.setdiff1d(np.arange(len(got)), written)
+                stray += int(np.count_nonzero(got[rest].view(np.uint8) != old[rest].view(np.uint8)))
+        return StepDiff(found, rounding, stray, device.results[-1])
+
+    def _caches(self) -> Caches:
+        held = self.scenario.caches
+        drafts = self.case.queries - 1
+        return allocate_caches(self.case.config, held.pages, held.slots, PAGE_TOKENS, "bf16", drafts)
+
+    def executors(
+        self,
+        ptx: str,
+        plan: Plan | None = None,
+        seed: int | None = None,
+        instruction_limit: int = 20_000_000_000,
+    ) -> tuple[ReferenceExecutor, CudaExecutor, EmulatedDevice]:
+        """The reference, and the kernel of `plan` on the emulator, each with caches of its own."""
+        program, plan = self.plan.program, plan or self.plan
+        caches, copy = self._caches(), self._caches()
+        copy_caches(self.scenario.caches, caches)
+        device = EmulatedDevice(ptx, kernel_of(self.case.name, plan), seed, instruction_limit=instruction_limit)
+        reference = ReferenceExecutor(program, self.weights, caches)
+        return reference, CudaExecutor(plan, self.weights, copy, device), device
+
+
+def live_contexts(case: Case) -> tuple[int, ...]:
+    """Contexts of several lengths to check a case with; a case of several requests gets one of padding."""
+    lengths = (21, 0, 40, 5, 16, 33, 130)
+    return lengths[: max(1, case.requests - 1)]
+
+
+def synthetic(case: Case, directory: Path, seed: int = 0) -> Weights:
+    """Random weights of the case's model, as a checkpoint in a new directory that they are read from."""
+    return Checkpoint.open(synthesize(case.config, directory, seed)).weights()
+
+
+def exceeding(found: list[StageDiff], limit: float = STAGE_LIMIT) -> list[StageDiff]:
+    """The stages that differ too much; chosen experts and tokens must be equal."""
+    return [d for d in found if d.exceeds(0.0 if d.area in ("expert_ids", "tokens") else limit)]
+
+
+def _by_place(area: str, array: NDArray[Any]) -> NDArray[Any]:
+    """Cache rows one after the other; states by slot."""
+    return array.reshape(-1, array.shape[-1]) if area == "latent" else array
+
+
+def _distance(expected: NDArray[Any], found: NDArray[Any]) -> float:
+    """Largest relative L2 difference over rows; infinite for a NaN."""
+    a, b = (x.astype(np.float64).reshape(len(x), -1) for x in (expected, found))
+    if not np.isfinite(b).all() or not np.isfinite(a).all():
+        return float("inf")
+    norms = np.maximum(np.linalg.norm(a, axis=1), 1e-30)
+    return float((np.linalg.norm(a - b, axis=1) / norms).max(initial=0.0))

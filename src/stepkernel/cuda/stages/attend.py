@@ -1,0 +1,313 @@
+"""Softmax attention of absorbed queries over the latent pages (spec 2.6), the context split over CTAs.
+
+A CTA takes 8 or 16 pairs of query and head of a request and one part of its context, 128 tokens at a time. Scores: a
+warp multiplies 16 cached rows by the queries, as `linear` does with a weight. Mix: a warp makes 64 latent values, the
+cached rows run along k as in `absorb`. Shares are two BF16 numbers (high and rest), so the mix has an error of 2^-17
+only. The CTA that comes last merges the parts of its pairs by their maxima and sums.
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import Float32, Int32, Int64, cute
+
+from stepkernel.cuda.device import (
+    exchange,
+    floats,
+    least,
+    load_float,
+    load_int,
+    load_shared,
+    load_shared_int,
+    load_shared_long,
+    load_words,
+    matrix_multiply,
+    pair,
+    ptx,
+    store_floats,
+    store_int,
+    store_shared,
+    store_shared_int,
+    store_shared_long,
+)
+from stepkernel.cuda.dims import THREADS, WARPS, AttendDims
+from stepkernel.cuda.functions import exp, larger
+from stepkernel.cuda.stages.absorb import column_fragments
+from stepkernel.cuda.walk import arrive_last, step_words, words
+
+BLOCK = 128  # tokens
+SHARE_STRIDE = 272  # bytes of the shares of a pair: 128 BF16 and padding against bank conflicts
+
+
+def nothing() -> Any:
+    """Minus infinity."""
+    return ptx("mov.f32 <<$w0>>, 0fFF800000;", [Float32])
+
+
+def finite(word: Any) -> Any:
+    """A word of two BF16 with infinities and NaN replaced by 0."""
+    code = (
+        "{ .reg .pred p, q; .reg .b32 e, r; and.b32 e, <<$r0>>, 0x7f80; setp.eq.s32 p, e, 0x7f80; "
+        "and.b32 e, <<$r0>>, 0x7f800000; setp.eq.s32 q, e, 0x7f800000; "
+        "and.b32 r, <<$r0>>, 0xffff0000; selp.b32 r, r, <<$r0>>, p; "
+        "and.b32 e, r, 0x0000ffff; selp.b32 <<$w0>>, e, r, q; }"
+    )
+    return ptx(code, [Int32], word)
+
+
+def base_of(largest: Any) -> Any:
+    """The maximum, or 0 before there is one."""
+    code = "{ .reg .pred p; setp.eq.f32 p, <<$r0>>, 0fFF800000; selp.f32 <<$w0>>, 0f00000000, <<$r0>>, p; }"
+    return ptx(code, [Float32], largest)
+
+
+@cute.jit
+def attend(
+    cta: Int32, ctas: Int32, record: Int64, step: Int64, scratch: Int32, dims: cutlass.Constexpr[AttendDims]
+) -> None:
+    """x bf16 [rows, heads, lora + rope]; cache bf16 [pages, page_tokens, lora + rope]; out bf16 [rows, heads, lora].
+
+    partial f32 [pieces, pairs, lora], statistics f32 [pieces, pairs, 2] (maximum, sum), counters u32 [requests,
+    groups]; a piece is a part of a group of pairs of a request.
+    """
+    (lengths,) = step_words(step, "lengths")
+    pieces = dims.requests * dims.groups * dims.splits
+    for piece in cutlass.range(cta, pieces, ctas, unroll=1):
+        request = piece // (dims.groups * dims.splits)
+        group = piece // dims.splits % dims.groups
+        length = load_int(lengths + Int64(request) * 4)
+        _part(piece, request, group, length, record, step, scratch, dims)
+        if cutlass.const_expr(dims.splits > 1):
+            (counters,) = words(record, dims, "counters")
+            counter = counters + Int64(request * dims.groups + group) * 4
+            if arrive_last(counter, dims.splits, scratch) == 1:
+                _merge(request, group, record, dims)
+
+
+@cute.jit
+def _part(
+    piece: Int32,
+    request: Int32,
+    group: Int32,
+    length: Int32,
+    record: Int64,
+    step: Int64,
+    scratch: Int32,
+    dims: cutlass.Constexpr[AttendDims],
+) -> None:
+    x, cache = words(record, dims, "x", "cache")
+    pages, page_stride = step_words(step, "page_table", "page_stride")
+    tid, _, _ = cute.arch.thread_idx()
+    lane = tid % 32
+    warp = tid // 32
+    g = lane // 4
+    t = lane % 4
+    pairs = 8 * dims.tiles
+    width = dims.lora + dims.rope
+    rows_at = scratch
+    shares = scratch + BLOCK * 8
+    maxima = shares + 2 * pairs * SHARE_STRIDE
+    blocks = (length + BLOCK - 1) // BLOCK
+    each = (blocks + dims.splits - 1) // dims.splits
+    begin = piece % dims.splits * each * BLOCK
+    end = least(begin + each * BLOCK, length)
+    # Tokens before this one are seen by every query.
+    common = length - dims.queries + 1
+    limits = []
+    for tile in cutlass.range_constexpr(dims.tiles):
+        for n in cutlass.range_constexpr(2):
+            query = (group * pairs + 8 * tile + 2 * t + n) // dims.heads
+            limits.append(least(common + query, end))
+    sources = []
+    for tile in cutlass.range_constexpr(dims.tiles):
+        chosen = least(group * pairs + 8 * tile + g, Int32(dims.pairs - 1))
+        row = request * dims.queries + chosen // dims.heads
+        at = Int64(row * dims.heads + chosen % dims.heads) * (width * 2)
+        sources.append(x + at + Int64(t * 16))
+    largest = [nothing()] * (2 * dims.tiles)
+    sums = [Float32(0.0)] * (2 * dims.tiles)
+    mixed = [Float32(0.0)] * (16 * dims.tiles)
+    for start in cutlass.range(begin, end, BLOCK, unroll=1):
+        # Where the rows of this block lie; what is behind the end stands for the last row.
+        if tid < BLOCK:
+            token = least(start + tid, end - 1)
+            page = load_int(pages + (Int64(request) * page_stride + Int64(token // dims.page_tokens)) * 4)
+            at = Int64(page) * dims.page_tokens + Int64(token % dims.page_tokens)
+            store_shared_long(rows_at + tid * 8, cache + at * (width * 2))
+        cute.arch.sync_threads()
+        # Row g of the warp's tile is token 2g, row g + 8 token 2g + 1.
+        token = start + warp * 16 + 2 * g
+        upper = load_shared_long(rows_at + (warp * 16 + 2 * g) * 8) + Int64(t * 16)
+        lower = load_shared_long(rows_at + (warp * 16 + 2 * g + 1) * 8) + Int64(t * 16)
+        scores = [Float32(0.0)] * (4 * dims.tiles)
+        for k in cutlass.range(width // 32, unroll=2):
+            place = Int64(k) * 64
+            a = load_words(upper + place)
+            b = load_words(lower + place)
+            for tile in cutlass.range_constexpr(dims.tiles):
+                v = load_words(sources[tile] + place)
+                c = scores[4 * tile : 4 * tile + 4]
+                c = matrix_multiply([a[0], b[0], a[1], b[1]], [v[0], v[1]], c)
+                scores[4 * tile : 4 * tile + 4] = matrix_multiply([a[2], b[2], a[3], b[3]], [v[2], v[3]], c)
+        for tile in cutlass.range_constexpr(dims.tiles):
+            for n in cutlass.range_constexpr(2):
+                for m in cutlass.range_constexpr(2):
+                    score = scores[4 * tile + 2 * m + n] * dims.scale
+                    if token + m >= limits[2 * tile + n]:
+                        score = nothing()
+                    scores[4 * tile + 2 * m + n] = score
+                top = larger(scores[4 * tile + n], scores[4 * tile + 2 + n])
+                for distance in (4, 8, 16):
+                    top = larger(top, exchange(top, distance))
+                if g == 0:
+                    store_shared(maxima + (warp * pairs + 8 * tile + 2 * t + n) * 4, [top])
+        cute.arch.sync_threads()
+        kept = []
+        for tile in cutlass.range_constexpr(dims.tiles):
+            for n in cutlass.range_constexpr(2):
+                index = 2 * tile + n
+                column = 8 * tile + 2 * t + n
+                top = largest[index]
+                for k in cutlass.range_constexpr(WARPS):
+                    top = larger(top, load_shared(maxima + (k * pairs + column) * 4))
+                base = base_of(top)
+                kept.append(exp(largest[index] - base))
+                largest[index] = top
+                near = exp(scores[4 * tile + n] - base)
+                far = exp(scores[4 * tile + 2 + n] - base)
+                sums[index] = sums[index] * kept[index] + near + far
+                word = pair(near, far)
+                high_near, high_far = floats(word)
+                place = shares + column * SHARE_STRIDE + (warp * 16 + 2 * g) * 2
+                store_shared_int(place, word)
+                store_shared_int(place + pairs * SHARE_STRIDE, pair(near - high_near, far - high_far))
+        cute.arch.sync_threads()
+        if warp * 64 < dims.lora:
+            for tile in cutlass.range_constexpr(dims.tiles):
+                for j in cutlass.range_constexpr(16):
+                    mixed[16 * tile + j] = mixed[16 * tile + j] * kept[2 * tile + j % 2]
+            tail = Int32(0)
+            if dims.queries > 1 and start + BLOCK > common:
+                tail = Int32(1)
+            for k in cutlass.range((least(end - start, Int32(BLOCK)) + 15) // 16, unroll=1):
+                rows = []
+                for n in (0, 1, 8, 9):
+                    at = load_shared_long(rows_at + (16 * k + 2 * t + n) * 8)
+                    rows.append(load_words(at + Int64(warp * 128 + g * 16)))
+                # A share of 0 does not hide a NaN that a later query has written; that query's own share is NaN.
+                if tail == 1:
+                    for n in cutlass.range_constexpr(4):
+                        for word in cutlass.range_constexpr(4):
+                            rows[n][word] = finite(rows[n][word])
+                for tile in cutlass.range_constexpr(dims.tiles):
+                    place = shares + (8 * tile + g) * SHARE_STRIDE + (16 * k + 2 * t) * 2
+                    rest = place + pairs * SHARE_STRIDE
+                    high = [load_shared_int(place), load_shared_int(place + 16)]
+                    low = [load_shared_int(rest), load_shared_int(rest + 16)]
+                    for j in cutlass.range_constexpr(4):
+                        first = 16 * tile + 4 * j
+                        a = column_fragments(rows, j)
+                        c = matrix_multiply(a, high, mixed[first : first + 4])
+                        mixed[first : first + 4] = matrix_multiply(a, low, c)
+        cute.arch.sync_threads()
+    # The sum of a pair: over the tokens of the lanes, then of the warps.
+    for index in cutlass.range_constexpr(2 * dims.tiles):
+        for distance in (4, 8, 16):
+            sums[index] = sums[index] + exchange(sums[index], distance)
+        if g == 0:
+            column = 8 * (index // 2) + 2 * t + index % 2
+            store_shared(maxima + (warp * pairs + column) * 4, [sums[index]])
+    cute.arch.sync_threads()
+    totals = []
+    for index in cutlass.range_constexpr(2 * dims.tiles):
+        total = Float32(0.0)
+        for k in cutlass.range_constexpr(WARPS):
+            total = total + load_shared(maxima + (k * pairs + 8 * (index // 2) + 2 * t + index % 2) * 4)
+        totals.append(total)
+    _write(piece, request, group, largest, totals, mixed, record, dims)
+    cute.arch.sync_threads()
+
+
+@cute.jit
+def _write(
+    piece: Int32,
+    request: Int32,
+    group: Int32,
+    largest: list[Float32],
+    totals: list[Float32],
+    mixed: list[Float32],
+    record: Int64,
+    dims: cutlass.Constexpr[AttendDims],
+) -> None:
+    """The result of a part that is the whole context, or what the merge needs of it."""
+    out, partial, statistics = words(record, dims, "out", "partial", "statistics")
+    tid, _, _ = cute.arch.thread_idx()
+    lane = tid % 32
+    warp = tid // 32
+    g = lane // 4
+    t = lane % 4
+    pairs = 8 * dims.tiles
+    for index in cutlass.range_constexpr(2 * dims.tiles):
+        column = 8 * (index // 2) + 2 * t + index % 2
+        chosen = group * pairs + column
+        if chosen < dims.pairs:
+            if dims.splits > 1 and warp == 0 and g == 0:
+                store_floats(statistics + Int64(piece * pairs + column) * 8, [largest[index], totals[index]])
+            if warp * 64 < dims.lora:
+                for j in cutlass.range_constexpr(4):
+                    first = mixed[16 * (index // 2) + 4 * j + index % 2]
+                    second = mixed[16 * (index // 2) + 4 * j + 2 + index % 2]
+                    value = warp * 64 + 8 * g + 2 * j
+                    if cutlass.const_expr(dims.splits > 1):
+                        place = Int64(piece * pairs + column) * (dims.lora * 4) + Int64(value) * 4
+                        store_floats(partial + place, [first, second])
+                    else:
+                        _store(out, request, chosen, value, first, second, totals[index], dims)
+
+
+@cute.jit
+def _store(
+    out: Int64,
+    request: Int32,
+    chosen: Int32,
+    value: Int32,
+    first: Float32,
+    second: Float32,
+    total: Float32,
+    dims: cutlass.Constexpr[AttendDims],
+) -> None:
+    """Two latent values of a pair; a query that sees no token gives zeros."""
+    row = request * dims.queries + chosen // dims.heads
+    place = Int64(row * dims.heads + chosen % dims.heads) * (dims.lora * 2) + Int64(value) * 2
+    word = Int32(0)
+    if total != 0.0:
+        word = pair(first / total, second / total)
+    store_int(out + place, word)
+
+
+@cute.jit
+def _merge(request: Int32, group: Int32, record: Int64, dims: cutlass.Constexpr[AttendDims]) -> None:
+    out, partial, statistics = words(record, dims, "out", "partial", "statistics")
+    tid, _, _ = cute.arch.thread_idx()
+    pairs = 8 * dims.tiles
+    half = dims.lora // 2
+    begin = (request * dims.groups + group) * dims.splits
+    count = least(Int32(pairs), Int32(dims.pairs) - group * pairs)
+    for index in cutlass.range(tid, count * half, THREADS, unroll=1):
+        column = index // half
+        value = index % half * 2
+        top = nothing()
+        for k in cutlass.range(dims.splits, unroll=1):
+            top = larger(top, load_float(statistics + Int64((begin + k) * pairs + column) * 8))
+        base = base_of(top)
+        total = Float32(0.0)
+        first = Float32(0.0)
+        second = Float32(0.0)
+        for k in cutlass.range(dims.splits, unroll=1):
+            at = Int64((begin + k) * pairs + column)
+            share = exp(load_float(statistics + at * 8) - base)
+            total = total + share * load_float(statistics + at * 8 + 4)
+            place = partial + at * (dims.lora * 4) + Int64(value) * 4
+            first = first + share * load_float(place)
+            second = second + share * load_float(place + 4)
+        _store(out, request, group * pairs + column, value, first, second, total, dims)

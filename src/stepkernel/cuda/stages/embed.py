@@ -1,0 +1,26 @@
+"""The embedding row of each token (spec 2.2.1)."""
+
+import cutlass
+from cutlass import Int32, Int64, cute
+
+from stepkernel.cuda.device import load_int, load_weights, store_words
+from stepkernel.cuda.dims import THREADS, EmbedDims
+from stepkernel.cuda.walk import step_words, words
+
+
+@cute.jit
+def embed(
+    cta: Int32, ctas: Int32, record: Int64, step: Int64, scratch: Int32, dims: cutlass.Constexpr[EmbedDims]
+) -> None:
+    """table bf16 [vocab, width]; out bf16 [rows, width]."""
+    tid, _, _ = cute.arch.thread_idx()
+    table, out = words(record, dims, "table", "out")
+    (ids,) = step_words(step, "token_ids")
+    chunks = dims.width // 8
+    for index in cutlass.range(cta * THREADS + tid, dims.rows * chunks, ctas * THREADS, unroll=1):
+        row = index // chunks
+        token = load_int(ids + Int64(row) * 4)
+        place = Int64(index % chunks) * 16
+        store_words(
+            out + Int64(row) * (dims.width * 2) + place, load_weights(table + Int64(token) * (dims.width * 2) + place)
+        )

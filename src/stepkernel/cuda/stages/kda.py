@@ -1,0 +1,272 @@
+"""KDA between its projections: convolution, gates, recurrence, gated norm (spec 2.5.2 to 2.5.7).
+
+A head of a request is shared by `parts` CTAs, each with some value rows of the state; a warp keeps whole rows in
+registers, four key columns per lane, so the state is read and written once in 16-byte accesses. The CTA that comes last
+has the outputs of all rows: it makes the gated norm, and moves the convolution window, which nobody needs any more.
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import Int32, Int64, cute
+
+from stepkernel.cuda.device import (
+    floats,
+    load_float,
+    load_floats,
+    load_half,
+    load_int,
+    load_shared,
+    load_shared_floats,
+    pair,
+    store_float,
+    store_floats,
+    store_half,
+    store_shared,
+    store_words,
+    warp_sum,
+)
+from stepkernel.cuda.dims import THREADS, WARPS, KdaDims
+from stepkernel.cuda.functions import exp, inverse_root, sigmoid, silu, softplus
+from stepkernel.cuda.walk import arrive_last, step_words, words
+
+D = 128  # width of a head
+UNIT_EPS = 1e-6  # spec 2.5.3
+
+
+@cute.jit
+def kda(cta: Int32, ctas: Int32, record: Int64, step: Int64, scratch: Int32, dims: cutlass.Constexpr[KdaDims]) -> None:
+    """qkv bf16 [rows, 3, heads, 128]; gamma, gate, out bf16 [rows, heads, 128]; beta bf16 [rows, heads]; conv bf16
+    [slots, window, 3, heads, 128]; state f32 [slots, heads, 128, 128]. A request without a slot gives zeros.
+
+    Shared memory: for every query q, k and decay (128 floats each), the values of this part, beta, outputs.
+    """
+    (table,) = words(record, dims, "slots")
+    stride, accepted = step_words(step, "slot_stride", "accepted")
+    for piece in cutlass.range(cta, dims.requests * dims.heads * dims.parts, ctas, unroll=1):
+        request = piece // (dims.heads * dims.parts)
+        head = piece // dims.parts % dims.heads
+        part = piece % dims.parts
+        slots = table + Int64(request) * stride * 4
+        first = load_int(accepted + Int64(request) * 4) - 1
+        window = load_int(slots)
+        source = load_int(slots + Int64(first) * 4)
+        if window > 0 and source > 0:
+            _prepare(request, head, part, window, first, record, scratch, dims)
+            _recur(request, head, part, source, slots, stride, record, scratch, dims)
+            last = Int32(1)
+            if cutlass.const_expr(dims.parts > 1):
+                (counters,) = words(record, dims, "counters")
+                flag = scratch + dims.shared_bytes() - 16
+                last = arrive_last(counters + Int64(request * dims.heads + head) * 4, dims.parts, flag)
+            if last == 1:
+                _finish(request, head, record, scratch, dims)
+                _move_window(request, head, window, first, stride, record, dims)
+        elif part == 0:
+            _zeros(request, head, record, dims)
+        cute.arch.sync_threads()
+
+
+def layout(scratch: Any, dims: KdaDims) -> tuple[Any, Any, Any, Any, Any, Any]:
+    """Shared addresses of q, k, decay [queries, 128], v [queries, rows of a part], beta [queries], o [queries, 128]."""
+    row = 4 * D * dims.queries
+    v = scratch + 3 * row
+    o = v + row // dims.parts
+    return scratch, scratch + row, scratch + 2 * row, v, o + row, o
+
+
+@cute.jit
+def _prepare(
+    request: Int32,
+    head: Int32,
+    part: Int32,
+    window: Int32,
+    first: Int32,
+    record: Int64,
+    scratch: Int32,
+    dims: cutlass.Constexpr[KdaDims],
+) -> None:
+    """q and k (convolved, normalised), decay, v of this part and beta of every query into shared memory."""
+    gamma, beta, a_log, dt_bias = words(record, dims, "gamma", "beta", "a_log", "dt_bias")
+    tid, _, _ = cute.arch.thread_idx()
+    lane = tid % 32
+    q_at, k_at, decay_at, v_at, beta_at, _ = layout(scratch, dims)
+    values = D // dims.parts
+    if tid < D:
+        _convolve(0, request, head, tid, q_at + tid * 4, window, first, record, dims, D)
+        rate = exp(load_float(a_log + Int64(head) * 4))
+        bias = load_float(dt_bias + Int64(head * D + tid) * 4)
+        for query in cutlass.range_constexpr(dims.queries):
+            row = request * dims.queries + query
+            z, _ = floats(load_half(gamma + Int64((row * dims.heads + head) * D + tid) * 2))
+            z = z + bias
+            decay = -rate * softplus(z) if dims.bound == 0.0 else sigmoid(rate * z) * dims.bound
+            store_shared(decay_at + (query * D + tid) * 4, [exp(decay)])
+    else:
+        _convolve(1, request, head, tid - D, k_at + (tid - D) * 4, window, first, record, dims, D)
+    if tid < values:
+        _convolve(2, request, head, part * values + tid, v_at + tid * 4, window, first, record, dims, values)
+    if tid < dims.queries:
+        row = request * dims.queries + tid
+        logit, _ = floats(load_half(beta + Int64(row * dims.heads + head) * 2))
+        store_shared(beta_at + tid * 4, [sigmoid(logit)])
+    cute.arch.sync_threads()
+    for index in cutlass.range(tid // 32, 2 * dims.queries, WARPS, unroll=1):
+        # q and k of all queries follow each other.
+        place = q_at + index * (D * 4) + lane * 16
+        x = load_shared_floats(place)
+        square = warp_sum(x[0] * x[0] + x[1] * x[1] + x[2] * x[2] + x[3] * x[3])
+        scale = inverse_root(square + UNIT_EPS)
+        if index < dims.queries:
+            scale = scale * (D**-0.5)
+        store_shared(place, [x[0] * scale, x[1] * scale, x[2] * scale, x[3] * scale])
+    cute.arch.sync_threads()
+
+
+@cute.jit
+def _convolve(
+    which: cutlass.Constexpr[int],
+    request: Int32,
+    head: Int32,
+    channel: Int32,
+    target: Int32,
+    window: Int32,
+    first: Int32,
+    record: Int64,
+    dims: cutlass.Constexpr[KdaDims],
+    stride: cutlass.Constexpr[int],
+) -> None:
+    """One channel of q, k or v (0, 1, 2) over all queries: taps, then SiLU; `stride` floats between the results."""
+    qkv, filters, conv, slot_bytes = words(
+        record, dims, "qkv", ("filter_q", "filter_k", "filter_v")[which], "conv", "conv_slot"
+    )
+    width = 3 * dims.heads * D
+    column = head * D + channel
+    weights = load_floats(filters + Int64(column) * 16)
+    history = conv + Int64(window) * slot_bytes + (Int64(first) * width + which * dims.heads * D + Int64(column)) * 2
+    taps = [floats(load_half(history + j * (width * 2)))[0] for j in range(3)]
+    for query in cutlass.range_constexpr(dims.queries):
+        row = request * dims.queries + query
+        new, _ = floats(load_half(qkv + (Int64(row) * width + which * dims.heads * D + Int64(column)) * 2))
+        taps.append(new)
+        mixed = taps[query] * weights[0] + taps[query + 1] * weights[1]
+        mixed = mixed + taps[query + 2] * weights[2] + taps[query + 3] * weights[3]
+        store_shared(target + query * stride * 4, [silu(mixed)])
+
+
+@cute.jit
+def _recur(
+    request: Int32,
+    head: Int32,
+    part: Int32,
+    source: Int32,
+    slots: Int64,
+    stride: Int64,
+    record: Int64,
+    scratch: Int32,
+    dims: cutlass.Constexpr[KdaDims],
+) -> None:
+    """Decay, correction, update and output of this part's value rows, query by query (spec 2.5.6)."""
+    state, slot_bytes, partial = words(record, dims, "state", "state_slot", "partial")
+    tid, _, _ = cute.arch.thread_idx()
+    lane = tid % 32
+    warp = tid // 32
+    q_at, k_at, decay_at, v_at, beta_at, o_at = layout(scratch, dims)
+    values = D // dims.parts
+    held = values // WARPS
+    # Row number i of this warp is value row part * values + warp + 8 i.
+    mine = state + (Int64(head) * D + Int64(part * values + warp)) * (D * 4) + Int64(lane * 16)
+    s = []
+    for i in cutlass.range_constexpr(held):
+        s.append(load_floats(mine + Int64(source) * slot_bytes + i * (WARPS * D * 4)))
+    for query in cutlass.range_constexpr(dims.queries):
+        at = query * (D * 4) + lane * 16
+        decay = load_shared_floats(decay_at + at)
+        k = load_shared_floats(k_at + at)
+        q = load_shared_floats(q_at + at)
+        beta = load_shared(beta_at + query * 4)
+        for i in cutlass.range_constexpr(held):
+            row = warp + WARPS * i
+            for n in cutlass.range_constexpr(4):
+                s[i][n] = s[i][n] * decay[n]
+            known = warp_sum(s[i][0] * k[0] + s[i][1] * k[1] + s[i][2] * k[2] + s[i][3] * k[3])
+            correction = beta * (load_shared(v_at + (query * values + row) * 4) - known)
+            for n in cutlass.range_constexpr(4):
+                s[i][n] = s[i][n] + correction * k[n]
+            o = warp_sum(s[i][0] * q[0] + s[i][1] * q[1] + s[i][2] * q[2] + s[i][3] * q[3])
+            if lane == 0:
+                if cutlass.const_expr(dims.parts > 1):
+                    index = ((request * dims.queries + query) * dims.heads + head) * D + part * values + row
+                    store_float(partial + Int64(index) * 4, o)
+                else:
+                    store_shared(o_at + (query * D + row) * 4, [o])
+        if stride > 1:
+            target = load_int(slots + query * 4)
+            if target > 0:
+                for i in cutlass.range_constexpr(held):
+                    store_floats(mine + Int64(target) * slot_bytes + i * (WARPS * D * 4), s[i])
+    if stride == 1:
+        for i in cutlass.range_constexpr(held):
+            store_floats(mine + Int64(source) * slot_bytes + i * (WARPS * D * 4), s[i])
+
+
+@cute.jit
+def _finish(request: Int32, head: Int32, record: Int64, scratch: Int32, dims: cutlass.Constexpr[KdaDims]) -> None:
+    """RMSNorm over the values of the head, times the sigmoid of the gate; a warp for each query (spec 2.5.7)."""
+    gate, out, norm, partial = words(record, dims, "gate", "out", "norm", "partial")
+    tid, _, _ = cute.arch.thread_idx()
+    lane = tid % 32
+    _, _, _, _, _, o_at = layout(scratch, dims)
+    cute.arch.sync_threads()
+    if tid // 32 < dims.queries:
+        index = ((request * dims.queries + tid // 32) * dims.heads + head) * D + lane * 4
+        if cutlass.const_expr(dims.parts > 1):
+            o = load_floats(partial + Int64(index) * 4)
+        else:
+            o = load_shared_floats(o_at + tid * 16)
+        square = warp_sum(o[0] * o[0] + o[1] * o[1] + o[2] * o[2] + o[3] * o[3])
+        scale = inverse_root(square * (1.0 / D) + dims.eps)
+        w = load_floats(norm + Int64(lane * 16))
+        g0, g1 = floats(load_int(gate + Int64(index) * 2))
+        g2, g3 = floats(load_int(gate + Int64(index) * 2 + 4))
+        low = pair(o[0] * scale * w[0] * sigmoid(g0), o[1] * scale * w[1] * sigmoid(g1))
+        high = pair(o[2] * scale * w[2] * sigmoid(g2), o[3] * scale * w[3] * sigmoid(g3))
+        store_words(out + Int64(index) * 2, [low, high])
+
+
+@cute.jit
+def _move_window(
+    request: Int32,
+    head: Int32,
+    window: Int32,
+    first: Int32,
+    stride: Int64,
+    record: Int64,
+    dims: cutlass.Constexpr[KdaDims],
+) -> None:
+    """The rows from which the next step's history can begin: after each number of accepted rows where the request has
+    a state for each, otherwise only after the last row (spec 5.5). A thread moves channels of its own."""
+    qkv, conv, slot_bytes = words(record, dims, "qkv", "conv", "conv_slot")
+    tid, _, _ = cute.arch.thread_idx()
+    width = 3 * dims.heads * D
+    for index in cutlass.range(tid, 3 * D, THREADS, unroll=1):
+        column = Int64(index // D * (dims.heads * D) + head * D + index % D) * 2
+        rows = conv + Int64(window) * slot_bytes + column
+        taps = [load_half(rows + Int64(first + j) * (width * 2)) for j in range(3)]
+        for query in cutlass.range_constexpr(dims.queries):
+            taps.append(load_half(qkv + Int64(request * dims.queries + query) * (width * 2) + column))
+        if stride > 1:
+            for j in cutlass.range_constexpr(dims.queries + 2):
+                store_half(rows + j * (width * 2), taps[j + 1])
+        else:
+            for j in cutlass.range_constexpr(3):
+                store_half(rows + j * (width * 2), taps[dims.queries + j])
+
+
+@cute.jit
+def _zeros(request: Int32, head: Int32, record: Int64, dims: cutlass.Constexpr[KdaDims]) -> None:
+    (out,) = words(record, dims, "out")
+    tid, _, _ = cute.arch.thread_idx()
+    if tid // 16 < dims.queries:
+        index = ((request * dims.queries + tid // 16) * dims.heads + head) * D + tid % 16 * 8
+        store_words(out + Int64(index) * 2, [Int32(0)] * 4)

@@ -1,0 +1,117 @@
+"""out = scale x W^T for 1 to 8 rows of x, on the tensor cores (spec 2.1), and W_UV with its gate (spec 2.6).
+
+A warp multiplies 16 rows of W by all rows of x: mma.m16n8k16 takes W as its 16-row operand and x as its 8 columns, so 1
+row costs the same as 8. The sum over k may run in any order, so each thread takes 8 consecutive columns of W per 32:
+one 16-byte load of a row feeds two instructions, and no shared memory or ldmatrix is needed. `split` warps share the
+columns of one tile and add their sums through shared memory.
+"""
+
+import cutlass
+from cutlass import Float32, Int32, Int64, cute
+
+from stepkernel.cuda.device import (
+    floats,
+    keep_if_less,
+    least,
+    load_half,
+    load_shared,
+    load_weights,
+    load_words,
+    matrix_multiply,
+    pair,
+    rounded,
+    store_float,
+    store_half,
+    store_shared,
+)
+from stepkernel.cuda.dims import THREADS, WARPS, LinearDims
+from stepkernel.cuda.functions import sigmoid
+from stepkernel.cuda.walk import words
+
+TILE = 16  # rows of W of a warp
+STEP = 32  # columns of a turn
+
+
+@cute.jit
+def linear(
+    cta: Int32, ctas: Int32, record: Int64, step: Int64, scratch: Int32, dims: cutlass.Constexpr[LinearDims]
+) -> None:
+    """weight bf16 [outputs, inputs], or one block per head; x bf16 rows, `x_stride` bytes apart; out bf16 or f32 rows,
+    `out_stride` bytes apart, from its first column; gate bf16 [rows, outputs]. The CTA `first` takes the first tiles,
+    so that the projections of one stage start at different CTAs."""
+    (count, first) = words(record, dims, "outputs", "first")
+    outputs = Int32(count)
+    group = WARPS // dims.split * TILE
+    for piece in cutlass.range((cta + ctas - Int32(first)) % ctas, (outputs + group - 1) // group, ctas, unroll=1):
+        _tiles(piece, outputs, record, scratch, dims)
+
+
+@cute.jit
+def _tiles(piece: Int32, outputs: Int32, record: Int64, scratch: Int32, dims: cutlass.Constexpr[LinearDims]) -> None:
+    weight, x, out, gate, x_stride, out_stride = words(
+        record, dims, "weight", "x", "out", "gate", "x_stride", "out_stride"
+    )
+    tid, _, _ = cute.arch.thread_idx()
+    lane = tid % 32
+    warp = tid // 32
+    g = lane // 4
+    t = lane % 4
+    part = warp % dims.split
+    tile = (piece * (WARPS // dims.split) + warp // dims.split) * TILE
+    upper = least(tile + g, outputs - 1)
+    lower = least(tile + g + 8, outputs - 1)
+    row_x = x + Int64(least(g, Int32(dims.rows - 1))) * x_stride + Int64(t * 16)
+    row_a = weight + Int64(t * 16)
+    row_b = row_a
+    if cutlass.const_expr(dims.per_head > 0):
+        row_a = row_a + Int64(upper // dims.per_head) * dims.head_bytes
+        row_b = row_b + Int64(lower // dims.per_head) * dims.head_bytes
+        row_a = row_a + Int64(upper % dims.per_head) * (dims.inputs * 2)
+        row_b = row_b + Int64(lower % dims.per_head) * (dims.inputs * 2)
+        row_x = row_x + Int64(upper // dims.per_head) * (dims.inputs * 2)
+    else:
+        row_a = row_a + Int64(upper) * (dims.inputs * 2)
+        row_b = row_b + Int64(lower) * (dims.inputs * 2)
+    steps = dims.inputs // STEP
+    turns = -(-steps // dims.split)
+    c = [Float32(0.0)] * 4
+    # Warps behind the last output would read its row once more.
+    if tile < outputs:
+        for turn in cutlass.range(turns, unroll=min(4, turns)):
+            at = turn * dims.split + part
+            place = Int64(least(at, Int32(steps - 1))) * (STEP * 2)
+            a = load_weights(row_a + place)
+            b = load_weights(row_b + place)
+            v = load_words(row_x + place)
+            for k in cutlass.range_constexpr(4):
+                if cutlass.const_expr(dims.rows < 8):
+                    v[k] = keep_if_less(v[k], g, Int32(dims.rows))
+                if cutlass.const_expr(steps % dims.split != 0):
+                    v[k] = keep_if_less(v[k], at, Int32(steps))
+            c = matrix_multiply([a[0], b[0], a[1], b[1]], [v[0], v[1]], c)
+            c = matrix_multiply([a[2], b[2], a[3], b[3]], [v[2], v[3]], c)
+    store_shared(scratch + tid * 16, c)
+    cute.arch.sync_threads()
+    # 128 sums of a tile, by threads in the order of the outputs so that stores are contiguous.
+    for turn in cutlass.range_constexpr(-(-(WARPS // dims.split) * 128 // THREADS)):
+        index = tid + turn * THREADS
+        mine = index // 128
+        n = index % 16
+        row = (index // 16) % 8
+        output = (piece * (WARPS // dims.split) + mine) * TILE + n
+        if mine < WARPS // dims.split and row < dims.rows and output < outputs:
+            holder = (n % 8) * 4 + row // 2
+            place = scratch + (mine * dims.split * 32 + holder) * 16 + ((n // 8) * 2 + row % 2) * 4
+            total = load_shared(place)
+            for k in cutlass.range_constexpr(1, dims.split):
+                total = total + load_shared(place + k * 512)
+            if cutlass.const_expr(dims.scale != 1.0):
+                total = total * dims.scale
+            if cutlass.const_expr(dims.gated):
+                open_gate, _ = floats(load_half(gate + (Int64(row) * Int64(outputs) + Int64(output)) * 2))
+                total = rounded(total) * sigmoid(open_gate)
+            if cutlass.const_expr(dims.to_bf16):
+                store_half(out + Int64(row) * out_stride + Int64(output) * 2, pair(total, Float32(0.0)))
+            else:
+                store_float(out + Int64(row) * out_stride + Int64(output) * 4, total)
+    cute.arch.sync_threads()

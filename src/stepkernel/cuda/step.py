@@ -1,0 +1,80 @@
+"""The kernel: all CTAs of one cooperative launch walk a table of stages together."""
+
+from typing import Any
+
+import cutlass
+from cutlass import Float32, Int32, Int64, cute
+
+from stepkernel.cuda.device import ptx
+from stepkernel.cuda.dims import RECORD_BYTES, THREADS, Dims
+from stepkernel.cuda.stages.absorb import absorb
+from stepkernel.cuda.stages.activate import activate
+from stepkernel.cuda.stages.argmax import argmax
+from stepkernel.cuda.stages.attend import attend
+from stepkernel.cuda.stages.combine import combine
+from stepkernel.cuda.stages.embed import embed
+from stepkernel.cuda.stages.experts import experts
+from stepkernel.cuda.stages.kda import kda
+from stepkernel.cuda.stages.latent import latent
+from stepkernel.cuda.stages.linear import linear
+from stepkernel.cuda.stages.mix_norm import mix_norm
+from stepkernel.cuda.stages.select import select
+from stepkernel.cuda.walk import grid_barrier
+
+STAGES: dict[str, Any] = {
+    "embed": embed,
+    "mix_norm": mix_norm,
+    "linear": linear,
+    "activate": activate,
+    "kda": kda,
+    "latent": latent,
+    "absorb": absorb,
+    "attend": attend,
+    "select": select,
+    "experts": experts,
+    "combine": combine,
+    "argmax": argmax,
+}
+
+
+@cute.kernel
+def step_kernel(
+    table: Int64,
+    first: Int64,
+    last: Int64,
+    step: Int64,
+    sync: Int64,
+    codes: cutlass.Constexpr[tuple[Dims, ...]],
+    patience: cutlass.Constexpr[int],
+) -> None:
+    """Runs the records first .. last - 1 of `table`. A CTA that waited in vain for the others does nothing more."""
+    room = max(16, *(dims.shared_bytes() for dims in codes))
+    scratch = Int32(cute.arch.alloc_smem(Float32, -(-room // 4), 16).toint())
+    cta, _, _ = cute.arch.block_idx()
+    ctas, _, _ = cute.arch.grid_dim()
+    alive = Int32(1)
+    for index in cutlass.range(Int32(first), Int32(last), unroll=1):
+        record = table + Int64(index) * RECORD_BYTES
+        code, wait = ptx("ld.global.v2.b32 { <<$w0>>, <<$w1>> }, [<<$r0>>];", [Int32, Int32], record)
+        if wait != 0 and index != Int32(first) and alive != 0:
+            alive = grid_barrier(sync, ctas, scratch, patience)
+        if alive != 0:
+            for k in cutlass.range_constexpr(len(codes)):
+                if code == k:
+                    STAGES[codes[k].kind](cta, ctas, record, step, scratch, codes[k])
+
+
+@cute.jit
+def run(
+    table: Int64,
+    first: Int64,
+    last: Int64,
+    step: Int64,
+    sync: Int64,
+    grid: cutlass.Constexpr[int],
+    codes: cutlass.Constexpr[tuple[Dims, ...]],
+    patience: cutlass.Constexpr[int],
+) -> None:
+    step_kernel(table, first, last, step, sync, codes, patience).launch(
+        grid=[grid, 1, 1], block=[THREADS, 1, 1], cooperative=True, min_blocks_per_mp=1
+    )

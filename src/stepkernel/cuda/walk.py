@@ -1,0 +1,73 @@
+"""What all stages share: their record, the inputs of the step, waiting for each other."""
+
+from typing import Any
+
+import cutlass
+from cutlass import Int32, Int64, cute
+
+from stepkernel.cuda.device import load_long, load_shared_int, ptx, store_shared_int
+from stepkernel.cuda.dims import HEADER_BYTES
+from stepkernel.cuda.step_block import ARRIVALS, FAILURE, STEP_WORDS
+
+
+def words(record: Any, dims: Any, *names: str) -> list[Any]:
+    """Words of a stage's record, as Int64."""
+    return [load_long(record + (HEADER_BYTES + 8 * dims.words.index(name))) for name in names]
+
+
+def step_words(step: Any, *names: str) -> list[Any]:
+    return [load_long(step + 8 * STEP_WORDS.index(name)) for name in names]
+
+
+@cute.jit
+def arrive_last(counter: Int64, parts: cutlass.Constexpr, scratch: Int32) -> Int32:
+    """1 in the CTA that comes last of `parts`; it then sees all that the others wrote before they came.
+
+    All threads of the CTA take part. The last one sets the counter back to 0. scratch: shared address of 4 bytes.
+    """
+    tid, _, _ = cute.arch.thread_idx()
+    cute.arch.sync_threads()
+    if tid == 0:
+        before = ptx("atom.acq_rel.gpu.global.add.u32 <<$w0>>, [<<$r0>>], 1;", [Int32], counter)
+        last = Int32(0)
+        if before == parts - 1:
+            last = Int32(1)
+            ptx("st.relaxed.gpu.global.b32 [<<$r0>>], 0;", [], counter)
+        store_shared_int(scratch, last)
+    cute.arch.sync_threads()
+    found = load_shared_int(scratch)
+    cute.arch.sync_threads()
+    return found
+
+
+@cute.jit
+def grid_barrier(sync: Int64, ctas: Int32, scratch: Int32, patience: cutlass.Constexpr) -> Int32:
+    """1 once all CTAs have come and everything they wrote before can be seen; 0 if they did not within `patience`
+    questions, or if another CTA gave up. A CTA that gives up tells the others by the failure word.
+
+    The counter only grows, by the grid at every barrier, so it needs no resetting and holds over launches.
+    """
+    tid, _, _ = cute.arch.thread_idx()
+    cute.arch.sync_threads()
+    if tid == 0:
+        before = ptx("atom.acq_rel.gpu.global.add.u64 <<$w0>>, [<<$r0>>], 1;", [Int64], sync + ARRIVALS)
+        target = (before // Int64(ctas) + 1) * Int64(ctas)
+        here = Int32(0)
+        asked = Int32(0)
+        while asked < patience:
+            found = ptx("ld.acquire.gpu.global.b64 <<$w0>>, [<<$r0>>];", [Int64], sync + ARRIVALS)
+            if found >= target:
+                here = Int32(1)
+                asked = Int32(patience)
+            elif asked % 64 == 63:
+                failed = ptx("ld.relaxed.gpu.global.b32 <<$w0>>, [<<$r0>>];", [Int32], sync + FAILURE)
+                if failed != 0:
+                    asked = Int32(patience)
+            asked = asked + 1
+        if here == 0:
+            ptx("st.relaxed.gpu.global.b32 [<<$r0>>], 1;", [], sync + FAILURE)
+        store_shared_int(scratch, here)
+    cute.arch.sync_threads()
+    result = load_shared_int(scratch)
+    cute.arch.sync_threads()
+    return result

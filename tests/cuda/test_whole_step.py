@@ -1,0 +1,139 @@
+"""Whole steps in one launch, and the tiny models stage by stage. Compiled: test_compiled.py runs this file."""
+
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ptxcheck import LaunchError
+from stepkernel.cuda.cases import Case, StageCase, small, stages, tiny
+from stepkernel.cuda.check import exceeding
+from stepkernel.cuda.emulate import EmulatedDevice
+from stepkernel.cuda.executor import CudaExecutor, StepFailed
+from stepkernel.cuda.spec import PATIENCE
+from stepkernel.runtime.scenario import PAGE_TOKENS, without_state_table
+from support.cuda import ARCHES, case_of, emulated, stage_case, text
+
+pytestmark = pytest.mark.skipif(os.environ.get("PTXCHECK_COMPILE") != "1", reason="run by test_compiled.py")
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("case", stages(), ids=lambda case: case.name)
+def test_stage_kernels(case: StageCase, arch: str) -> None:
+    assert not exceeding(emulated(case.case).stages(text(case, arch), case.plan(), {case.stage}))
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("case", [*small(), *tiny()], ids=lambda case: case.name)
+def test_whole_step(case: Case, arch: str) -> None:
+    """One request less than the step has: the last one is padding. A fixed order, then a random one."""
+    for seed in (None, 7):
+        found = emulated(case).step(text(case, arch), seed)
+        assert not found.wrong, found
+
+
+@pytest.mark.parametrize("live", [1, 2, 3, 4, 5, 6, 8])
+def test_one_to_eight_rows(live: int) -> None:
+    case = case_of("tiny_k3_8x1")
+    found = emulated(case, (0, 17, 5, 33, 1, 130, 48, 15)[:live]).step(text(case))
+    assert not found.wrong, found
+
+
+@pytest.mark.parametrize("name", ["tiny_k3_2x4", "tiny_kimi_linear_2x4", "tiny_k3_1x1"])
+def test_every_stage_of_the_tiny_models(name: str) -> None:
+    case = case_of(name)
+    assert not exceeding(emulated(case, (0, 130)[: case.requests]).stages(text(case)))
+
+
+@pytest.mark.parametrize("one_slot", [False, True])
+def test_steps_that_start_from_another_slot_or_keep_one_state(one_slot: bool) -> None:
+    case = case_of("tiny_k3_2x4")
+    model = emulated(case, (3, 12))
+    rng = np.random.default_rng(1)
+    for state, conv in zip(model.scenario.caches.recurrent, model.scenario.caches.conv, strict=True):
+        state[1:] = rng.normal(size=state[1:].shape)
+        conv[1:] = rng.normal(size=conv[1:].shape).astype(conv.dtype)
+    inputs = model.inputs()
+    inputs = without_state_table(inputs) if one_slot else replace(inputs, accepted=np.array([4, 2], np.int32))
+    cores = {k for k, stage in enumerate(model.plan.program.stages) if stage.name.endswith(".core")}
+    assert not exceeding(model.stages(text(case), only=cores, inputs=inputs))
+
+
+def test_a_request_shorter_than_its_queries_has_no_context_for_the_first() -> None:
+    case = case_of("tiny_k3_2x4")
+    model = emulated(case, (9, 40))
+    inputs = model.inputs()
+    mapping = inputs.slot_mapping.copy()
+    mapping[:4] = [-1, -1, *(inputs.page_table[0, 0] * PAGE_TOKENS + np.arange(2))]
+    inputs = replace(inputs, lengths=np.array([2, 44], np.int32), slot_mapping=mapping)
+    attends = {k for k, stage in enumerate(model.plan.program.stages) if stage.name.endswith(".attend")}
+    assert not exceeding(model.stages(text(case), only=attends, inputs=inputs))
+
+
+def test_nan_in_one_request_does_not_reach_another() -> None:
+    case = case_of("tiny_k3_8x1")
+    model = emulated(case, (9, 5, 17))
+    inputs = model.inputs()
+    tokens = []
+    for lost in (False, True):
+        _, executor, _ = model.executors(text(case))
+        if lost:
+            for state in executor.caches.recurrent:
+                state[inputs.state_slots[1, 0]] = np.nan
+        tokens.append((executor.run(inputs).logits[:3].copy(), executor.run(inputs).tokens[:3].copy()))
+    assert np.isnan(tokens[1][0][1]).all()
+    assert tokens[1][1][1] == -1
+    np.testing.assert_array_equal(tokens[0][0][[0, 2]], tokens[1][0][[0, 2]])
+
+
+def test_a_lost_cta_ends_the_step_with_an_error() -> None:
+    """The kernel believes in one CTA more than there are: all of them give up after their patience, and say so."""
+    case = case_of("micro_linear_1x1")
+    ptx = (
+        text(case)
+        .replace("%nctaid.x", str(case.grid + 1))
+        .replace(str(PATIENCE - 1), "49")
+        .replace(str(PATIENCE), "50")
+    )
+    model = emulated(case)
+    _, executor, _ = model.executors(ptx)
+    with pytest.raises(StepFailed, match="did not all come"):
+        executor.run(model.inputs())
+    with pytest.raises(StepFailed, match="an earlier step failed"):
+        executor.run(model.inputs())
+
+
+def test_without_a_barrier_there_is_a_race() -> None:
+    case = case_of("micro_linear_1x1")
+    model = emulated(case)
+    records = tuple(replace(record, wait=False) for record in model.plan.records)
+    plan = replace(model.plan, records=records)
+    device = EmulatedDevice(text(case), case.spec())
+    reference, _, _ = model.executors(text(case))
+    with pytest.raises(LaunchError, match=r"race|uninitialised"):
+        CudaExecutor(plan, model.weights, reference.caches, device).run(model.inputs())
+
+
+def test_weights_are_read_once_and_inner_loops_have_no_bank_conflicts() -> None:
+    """Sectors of the weight loads against the bytes of the matrices (issue: within 3 %); passes over the banks."""
+    for name in ("k3_mla_input", "linear_moe_front", "k3_mla_value", "k3_mla_absorb"):
+        case = stage_case(name)
+        model = emulated(case.case)
+        _, executor, device = model.executors(text(case), case.plan())
+        device.count = True
+        for buffer in executor.buffers.values():
+            buffer[...] = 0
+        executor.run_stage(case.stage, model.inputs())
+        traffic = device.results[-1].traffic
+        read = sum(t.transfers for t in traffic if ".nc." in t.instruction) * 32
+        assert 0.97 <= read / weight_bytes(case) <= 1.03, name
+        stored = [t for t in traffic if t.space == "shared" and "st.shared.v4" in t.instruction]
+        assert all(t.transfers == t.ideal for t in stored), name
+
+
+def weight_bytes(case: StageCase) -> float:
+    from stepkernel.program.cost import Load, cost
+
+    stage = case.case.plan().program.stages[case.stage]
+    return cost(stage, Load(case.case.requests, case.case.queries)).weight_bytes
