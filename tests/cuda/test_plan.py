@@ -89,6 +89,10 @@ def test_programs_and_caches_that_do_not_fit_are_refused() -> None:
         CudaExecutor(plan, weights, wide, device)
     with pytest.raises(ValueError, match="bfloat16 with 5 rows, planned for bfloat16 with 3"):
         CudaExecutor(plan, weights, allocate_caches(config, 4, 3, 16, drafts=2), device)
+    with pytest.raises(ValueError, match="supported are per-position states"):
+        CudaExecutor(plan, weights, allocate_caches(config, 4, 3, 16, recovers=True), device)
+    with pytest.raises(ValueError, match="recurrent state 0: dtype bfloat16, supported is float32"):
+        CudaExecutor(plan, weights, allocate_caches(config, 4, 3, 16, state_dtype="bfloat16"), device)
     with pytest.raises(ValueError, match="pages of 32 tokens, planned for 16"):
         CudaExecutor(plan, weights, allocate_caches(config, 4, 3, 32), device)
     heads = replace(config.linear_attention, num_heads=2)

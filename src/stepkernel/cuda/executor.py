@@ -225,6 +225,8 @@ def _check_caches(plan: Plan, caches: Caches) -> None:
         if conv.dtype != BF16 or conv.shape[1] != geometry.window:
             found = f"{conv.dtype} with {conv.shape[1]} rows"
             raise ValueError(f"convolution state {index}: {found}, planned for bfloat16 with {geometry.window}")
+    if caches.records:
+        raise ValueError("records: the GPU step keeps a state for each token; supported are per-position states")
     for index, state in enumerate(caches.recurrent):
         if state.dtype != np.float32:
             raise ValueError(f"recurrent state {index}: dtype {state.dtype}, supported is float32")
