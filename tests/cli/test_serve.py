@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from stepkernel.cli.serve import with_draft
+from stepkernel.cli.serve import with_batch_invariance, with_draft
 from support.golden import ASSETS
 
 DRAFT = str(ASSETS / "tiny-k3-dspark")
@@ -46,3 +46,20 @@ def test_without_a_draft_nothing_changes() -> None:
 def test_refused(options: list[str], draft: str | None, drafts: int | None, message: str) -> None:
     with pytest.raises((ValueError, OSError), match=message):
         with_draft(options, draft, drafts)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], {"decode_backend": "latency_specialized", "batch_invariant": True}),
+        (
+            ["--additional-config", '{"decode_threads": 2}'],
+            {"decode_backend": "latency_specialized", "decode_threads": 2, "batch_invariant": True},
+        ),
+        (['--additional_config={"decode_backend": "auto"}'], {"decode_backend": "auto", "batch_invariant": True}),
+    ],
+)
+def test_batch_invariance_joins_the_additional_options(options: list[str], expected: dict[str, object]) -> None:
+    port, number, _, additional = with_batch_invariance(["--port", "1", *options])
+    assert (port, number) == ("--port", "1")
+    assert json.loads(additional) == expected

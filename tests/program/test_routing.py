@@ -45,6 +45,7 @@ def test_each_reason() -> None:
         Reason.VERIFY: replace(DECODE, queries=4, rows=12, prepared_queries=frozenset({1, 4})),
         Reason.BACKEND: replace(DECODE, backend="standard"),
         Reason.EMPTY: replace(DECODE, requests=0, rows=0),
+        Reason.INVARIANT: replace(DECODE, has_prefill=True, uniform=False, queries=0, rows=7, batch_invariant=True),
         Reason.PREFILL: replace(DECODE, has_prefill=True),
         Reason.MIXED: replace(DECODE, uniform=False, rows=7),
         Reason.QUERIES: replace(DECODE, queries=2, rows=6),
@@ -52,6 +53,17 @@ def test_each_reason() -> None:
     }
     assert set(cases) == set(Reason)
     assert {reason: route(step).reason for reason, step in cases.items()} == {reason: reason for reason in cases}
+
+
+@given(facts)
+def test_with_batch_invariance_no_step_is_standard_and_plain_decode_is_one_call(step: StepFacts) -> None:
+    taken = route(replace(step, batch_invariant=True))
+    if step.backend == "standard" or not step.requests or not step.rows:
+        assert taken == route(step)
+    elif route(step).reason is Reason.DECODE:
+        assert taken.reason is Reason.DECODE
+    else:
+        assert taken.kind == "specialized" or step.queries == 1
 
 
 def test_every_supported_decode_shape_is_specialised() -> None:

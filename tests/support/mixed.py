@@ -72,7 +72,7 @@ def alone(engine: Engine, asked: list[Request]) -> dict[int, list[int]]:
 def together(engine: Engine, asked: list[Request], seed: int = 6) -> Outcome:
     """All of them in one engine: up to three arrive before a step."""
     values, outcome = np.random.default_rng(seed), Outcome()
-    restore = _count_preemptions(engine, outcome)
+    restore = count_preemptions(engine, outcome)
     waiting, running = list(range(len(asked))), 0
     try:
         while waiting or running:
@@ -97,7 +97,7 @@ def together(engine: Engine, asked: list[Request], seed: int = 6) -> Outcome:
     return outcome
 
 
-def _count_preemptions(engine: Engine, outcome: Outcome) -> Any:
+def count_preemptions(engine: Engine, outcome: Outcome) -> Any:
     scheduler = engine.scheduler
     original = scheduler._preempt_request
 

@@ -102,6 +102,11 @@ DRAFTED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("no directory", speculation("/nowhere/draft", 7), "/nowhere/draft"),
 )
 
+INVARIANT: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("standard path", {"batch_invariant": True}, "batch_invariant with decode_backend 'auto': .* latency_specialized"),
+    ("no switch", {"batch_invariant": 1, "decode_backend": "latency_specialized"}, "batch_invariant 1: supported are"),
+)
+
 
 def configure(**options: Any) -> Any:
     return EngineArgs(**{"model": str(ASSETS / "tiny-k3"), "max_model_len": 512, **options}).create_engine_config()
@@ -143,6 +148,26 @@ def test_refused_with_the_specialised_decode(options: dict[str, Any], message: s
 def test_refused_with_a_draft(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         configure(**{**speculation(DRAFT, 7), **options})
+
+
+@pytest.mark.parametrize(("options", "message"), [case[1:] for case in INVARIANT], ids=[case[0] for case in INVARIANT])
+def test_batch_invariance(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        configure(additional_config=options)
+
+
+def test_batch_invariance_with_drafts() -> None:
+    options = {"decode_backend": "latency_specialized", "batch_invariant": True}
+    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+    with pytest.raises(ValueError, match="batch_invariant with drafts"):
+        configure(additional_config=options, speculative_config=drafts)
+
+
+def test_the_switch_of_vllms_own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm.envs.VLLM_BATCH_INVARIANT", True)
+    with pytest.raises(ValueError, match=r"VLLM_BATCH_INVARIANT: .* `stepkernel serve --batch-invariant`"):
+        configure()
+    assert configure(additional_config={"decode_backend": "latency_specialized", "batch_invariant": True})
 
 
 def test_windows_with_channels_first(monkeypatch: pytest.MonkeyPatch) -> None:

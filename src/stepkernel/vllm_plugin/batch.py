@@ -1,7 +1,9 @@
 """What a step holds, in the terms of the layers: vLLM's metadata reduced once per group of layers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -28,6 +30,17 @@ class StateBatch:
     def requests(self) -> int:
         return len(self.starts) - 1
 
+    def one_token(self, requests: Sequence[int]) -> "StateBatch":
+        """A step of one token for each of these requests: where their states lie, nothing of it fresh any more."""
+        return StateBatch(
+            starts=list(range(len(requests) + 1)),
+            slots=self.slots[list(requests)],
+            fresh=[False] * len(requests),
+            accepted=[1] * len(requests),
+            verifies=[False] * len(requests),
+            columns=self.columns[list(requests)],
+        )
+
 
 @dataclass(frozen=True)
 class PageBatch:
@@ -50,3 +63,15 @@ class PageBatch:
     @property
     def rows(self) -> int:
         return self.starts[-1]
+
+    def queries(self, request: int) -> int:
+        return self.starts[request + 1] - self.starts[request]
+
+    def one_token(self, requests: Sequence[int], token: int) -> "PageBatch":
+        """A step of this token of each of these requests, which come after all earlier ones."""
+        return PageBatch(
+            starts=list(range(len(requests) + 1)),
+            lengths=[self.lengths[r] - self.queries(r) + token + 1 for r in requests],
+            pages=self.pages[list(requests)],
+            slots=self.slots[torch.tensor([self.starts[r] + token for r in requests])],
+        )

@@ -27,15 +27,15 @@ class DecodeOutputs:
     """Valid until the next step.
 
     hidden  normalised rows in the dtype of the model
-    logits  float32 [rows, vocab]
-    tokens  int32 [rows]: the largest logit, -1 where a row holds a NaN
+    logits  float32 [rows, vocab]; computed token by token, those of each request's last row
+    tokens  int32, for each row of logits: the largest logit, -1 where a row holds a NaN
     taps    float32 [rows, taps * hidden]: streams kept for a draft, if any are
     """
 
     hidden: Tensor
     logits: Tensor
     tokens: Tensor
-    taps: NDArray[np.float32] | None
+    taps: NDArray[np.float32] | None = None
 
 
 class SpecialisedDecode:
@@ -70,6 +70,7 @@ class SpecialisedDecode:
             taps=taps,
             context_interleave=context_interleave,
         )
+        self._head = next(i for i, stage in enumerate(self._program.stages) if stage.name == "head")
         self._mailbox = ranks.mailbox(slot_bytes(self._program))
         self._kda = [kda_layers[i] for i in config.kda_layers]
         self._mla = [mla_layers[i] for i in config.mla_layers]
@@ -87,6 +88,44 @@ class SpecialisedDecode:
         hidden = torch.from_numpy(executor.buffers["hidden"][:rows]).to(self._dtype)
         logits, tokens = torch.from_numpy(outputs.logits), torch.from_numpy(outputs.tokens.copy())
         return DecodeOutputs(hidden, logits, tokens, outputs.taps)
+
+    def run_by_tokens(self, token_ids: Tensor, pages: PageBatch) -> DecodeOutputs:
+        """Any step as native ones of one token for each request, in whose values others have no part."""
+        executor = self._current()
+        states = [batch for batch in (layer.batch() for layer in self._leaders) if batch is not None]
+        self._clear_fresh(states)
+        hidden = torch.empty(pages.rows, executor.buffers["hidden"].shape[1], dtype=self._dtype)
+        logits = torch.empty(pages.requests, executor.buffers["logits"].shape[1])
+        tokens = torch.empty(pages.requests, dtype=torch.int32)
+        for token in range(max(pages.queries(r) for r in range(pages.requests))):
+            waiting = [r for r in range(pages.requests) if pages.queries(r) > token]
+            for first in range(0, len(waiting), self.max_requests):
+                mine = waiting[first : first + self.max_requests]
+                rows = torch.tensor([pages.starts[r] + token for r in mine])
+                step, slots = pages.one_token(mine, token), [batch.one_token(mine) for batch in states]
+                outputs = executor.run(_inputs(token_ids[rows], step, slots, executor))
+                hidden[rows] = torch.from_numpy(executor.buffers["hidden"][: len(mine)]).to(self._dtype)
+                last = [i for i, r in enumerate(mine) if pages.queries(r) == token + 1]
+                of = [mine[i] for i in last]
+                logits[of] = torch.from_numpy(outputs.logits[last])
+                tokens[of] = torch.from_numpy(outputs.tokens[last])
+        return DecodeOutputs(hidden, logits, tokens)
+
+    @property
+    def bound(self) -> bool:
+        """Whether there are caches and a step has been made."""
+        return self._executor is not None
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 [rows, vocab] of rows that an earlier step gave, by the head of the native step."""
+        executor = self._current()
+        found = torch.empty(len(hidden), executor.buffers["logits"].shape[1])
+        for first in range(0, len(hidden), self.max_requests):
+            rows = hidden[first : first + self.max_requests]
+            executor.buffers["hidden"][: len(rows)] = rows.float().numpy()
+            executor.run_stage(self._head, _no_requests(len(rows), max(1, len(self._leaders))))
+            found[first : first + len(rows)] = torch.from_numpy(executor.buffers["logits"][: len(rows)])
+        return found
 
     def close(self) -> None:
         self._end()
@@ -165,4 +204,17 @@ def _inputs(token_ids: Tensor, pages: PageBatch, states: Sequence[StateBatch], e
         slot_mapping=pages.slots[:rows].numpy(),
         state_slots=slots,
         accepted=accepted,
+    )
+
+
+def _no_requests(rows: int, groups: int) -> StepInputs:
+    """For a stage that looks at rows alone: nothing is read from a cache or written to one."""
+    return StepInputs(
+        queries=1,
+        token_ids=np.zeros(rows, np.int32),
+        lengths=np.zeros(rows, np.int32),
+        page_table=np.zeros((rows, 0), np.int32),
+        slot_mapping=np.full(rows, -1, np.int64),
+        state_slots=np.zeros((groups, rows, 1), np.int32),
+        accepted=np.ones(rows, np.int32),
     )

@@ -15,7 +15,12 @@ ANY_CACHE = ("auto", "bfloat16", "float32")
 
 def check_deployment(config: "VllmConfig", options: Options) -> None:
     """Raises DeploymentError for the first thing that cannot work."""
-    for fault in (*_model_faults(config), *_placement_faults(config), *_cache_faults(config)):
+    for fault in (
+        *_model_faults(config),
+        *_placement_faults(config),
+        *_cache_faults(config),
+        *_invariance_faults(config, options),
+    ):
         raise DeploymentError(fault)
     for fault in _draft_faults(config, options):
         raise DeploymentError(f"draft {options.draft}: {fault}")
@@ -116,6 +121,18 @@ def _cache_faults(config: "VllmConfig") -> Iterator[str]:
         yield (
             "convolution windows with channels first (VLLM_SSM_CONV_STATE_LAYOUT=DS): supported is SD; "
             "unset VLLM_SSM_CONV_STATE_LAYOUT"
+        )
+
+
+def _invariance_faults(config: "VllmConfig", options: Options) -> Iterator[str]:
+    import vllm.envs as envs
+
+    if options.batch_invariant and config.speculative_config is not None:
+        yield "batch_invariant with drafts: a verification steps through several tokens at once; remove one of the two"
+    if envs.VLLM_BATCH_INVARIANT and not options.batch_invariant:
+        yield (
+            "VLLM_BATCH_INVARIANT: it chooses among vLLM's own kernels, and this model uses none of them; pass "
+            "`stepkernel serve --batch-invariant` or additional_config batch_invariant true instead, or unset it"
         )
 
 

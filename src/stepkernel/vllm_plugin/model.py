@@ -18,7 +18,7 @@ from stepkernel.model.config import ModelConfig
 from stepkernel.model.weights import Weights
 from stepkernel.program.builder import build_program
 from stepkernel.program.program import MAX_ROWS
-from stepkernel.program.routing import StepFacts, route
+from stepkernel.program.routing import Reason, StepFacts, route
 from stepkernel.runtime.drafting import Draft
 from stepkernel.vllm_plugin.batch import PageBatch, StateBatch
 from stepkernel.vllm_plugin.compatibility import tame_llvmlite
@@ -75,7 +75,8 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Reads the checkpoint itself, memory-mapped and checked; vLLM's iterator is left alone."""
         source = self.checkpoint.weights(self.ranks.shard)
-        graph = compiles(self.vllm_config)
+        # With batch invariance the standard path only runs while vLLM sizes its cache.
+        graph = compiles(self.vllm_config) and not self.options.batch_invariant
         chosen: StandardWeights = (
             self._prepare_decode(source)
             if self.options.specialises
@@ -164,11 +165,12 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
             return self.standard(input_ids)[0]
         decode = self.decode
         prepared = (0, range(1, 2)) if decode is None else (decode.max_requests, decode.queries)
-        taken = route(step_facts(pages, states, *prepared))
+        taken = route(step_facts(pages, states, *prepared, batch_invariant=self.options.batch_invariant))
         started = time.perf_counter()
         try:
             if taken.kind == "specialized" and decode is not None:
-                outputs = decode.run(input_ids, pages)
+                by_tokens = taken.reason is Reason.INVARIANT
+                outputs = (decode.run_by_tokens if by_tokens else decode.run)(input_ids, pages)
                 hidden, self._ready = outputs.hidden, outputs
                 taps = outputs.taps
             else:
@@ -178,18 +180,20 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
         except GroupError:
             self.ranks.end()
             raise
-        self.counters.count(taken, time.perf_counter() - started)
+        self.counters.count(taken, time.perf_counter() - started, pages.rows)
         if self.drafting is not None and taps is not None and states is not None:
             self.drafting.see(taps, states)
         return hidden
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
-        """float32 [rows, vocab]; a specialised step has them already, one row for each request in order."""
+        """float32 [rows, vocab]; a specialised step has those that are asked for first already, in order."""
         assert self.standard is not None
         ready, self._ready = self._ready, None
         if ready is not None and len(ready.logits) == len(hidden_states):
             self._given = ready
             return ready.logits
+        if self.options.batch_invariant and self.decode is not None and self.decode.bound:
+            return self.decode.logits(hidden_states)
         return self.standard.logits(hidden_states)
 
     def chosen(self, logits: Tensor) -> Tensor | None:
@@ -214,7 +218,13 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
         return MambaStateCopyFuncCalculator.kda_state_copy_func()
 
 
-def step_facts(pages: PageBatch, states: StateBatch | None, prepared: int, queries: Iterable[int] = (1,)) -> StepFacts:
+def step_facts(
+    pages: PageBatch,
+    states: StateBatch | None,
+    prepared: int,
+    queries: Iterable[int] = (1,),
+    batch_invariant: bool = False,
+) -> StepFacts:
     """What the router needs to know of a step.
 
     prepared  requests that the specialised path takes, 0 if there is none; `queries`: tokens of each
@@ -231,6 +241,7 @@ def step_facts(pages: PageBatch, states: StateBatch | None, prepared: int, queri
         uniform=uniform,
         prepared_requests=prepared,
         prepared_queries=frozenset(queries),
+        batch_invariant=batch_invariant,
     )
 
 

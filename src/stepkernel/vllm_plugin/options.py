@@ -22,6 +22,8 @@ class Options:
     rank_timeout     seconds that tensor-parallel ranks wait for each other inside a step before all of them stop.
     draft            directory of a DSpark draft made for the model; None: no drafts of ours.
     fixed_drafts     num_speculative_tokens drafts in every round; otherwise fewer where that is faster.
+    batch_invariant  prompts too are computed by native steps, one token at a time: no bit of what a request gets
+                     depends on what else runs. Only with latency_specialized.
     """
 
     decode_backend: DecodeBackend = "auto"
@@ -30,6 +32,7 @@ class Options:
     rank_timeout: float = 10.0
     draft: str | None = None
     fixed_drafts: bool = False
+    batch_invariant: bool = False
 
     @property
     def specialises(self) -> bool:
@@ -63,7 +66,15 @@ class Options:
         fixed = given.get("fixed_drafts", False)
         if not isinstance(fixed, bool):
             raise DeploymentError(f"additional_config fixed_drafts {fixed!r}: supported are true and false")
-        return Options(backend, threads, bits, float(timeout), draft, fixed)
+        invariant = given.get("batch_invariant", False)
+        if not isinstance(invariant, bool):
+            raise DeploymentError(f"additional_config batch_invariant {invariant!r}: supported are true and false")
+        if invariant and backend != "latency_specialized":
+            raise DeploymentError(
+                f"additional_config batch_invariant with decode_backend {backend!r}: the standard path groups its "
+                "products by the rows of a step; set decode_backend to latency_specialized"
+            )
+        return Options(backend, threads, bits, float(timeout), draft, fixed, invariant)
 
 
 def speculation(directory: str, drafts: int, fixed: bool = False) -> dict[str, Any]:
