@@ -30,6 +30,32 @@ def test_numerics(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_numerics_relative_to_the_standard_path(tmp_path: Path) -> None:
+    file = tmp_path / "n.json"
+    options = ["--tokens", "16", "--batch", "4", "--relative", "0", "--json", str(file)]
+    result = RUNNER.invoke(app, ["eval", "numerics", "tiny-k3", *options])
+    assert result.exit_code == 1, result.output
+    assert result.stdout.startswith("latency_specialized vs reference")
+    assert "limits: kl_ratio at most 0; top1_gap at most 0.01" in result.stdout
+    record = read_record(file)
+    pairs = record.tables["pairs"]
+    ratio = pairs["latency_specialized vs reference"]["mean_kl"] / pairs["standard vs reference"]["mean_kl"]
+    assert record.summary["kl_ratio"] == pytest.approx(ratio)
+
+
+def test_long_context_counts_and_times_whole_steps(tmp_path: Path) -> None:
+    file = tmp_path / "long.json"
+    options = ["--positions", "64,4096", "--threads", "1", "--json", str(file)]
+    result = RUNNER.invoke(app, ["eval", "long-context", "tiny-k3", *options])
+    assert result.exit_code == 0, result.output
+    record = read_record(file)
+    assert record.summary["rest_bytes_growth"] == 1
+    assert record.summary["attention_bytes_growth"] == 64
+    steps = record.tables["context of a step"]
+    assert all(steps[context]["step ms"] > 0 for context in ("64", "4096"))
+    assert steps["4096"]["attention ms"] > steps["64"]["attention ms"]
+
+
 def test_numerics_above_a_limit() -> None:
     options = ["--candidate", "standard", "--against", "latency_specialized", "--max-mean-kl", "1e-12"]
     result = RUNNER.invoke(app, ["eval", "numerics", "tiny-k3", "--tokens", "4", "--batch", "2", *options])
@@ -43,6 +69,9 @@ def test_numerics_above_a_limit() -> None:
         (["numerics", "tiny-k3", "--against", "truth"], "--against 'truth': supported: latency_specialized"),
         (["numerics", "tiny-k3", "--batch", "8,3,1"], "--batch '8,3,1'"),
         (["numerics", "tiny-k3", "--tokens", "100000"], "tokens"),
+        (["numerics", "tiny-k3", "--against", "standard", "--relative", "1"], "another baseline"),
+        (["numerics", "http://127.0.0.1:9", "--against", "http://127.0.0.1:9", "--relative", "1"], "--relative"),
+        (["tasks", "http://127.0.0.1:9", "--tasks", "mrcr_v2", "--data", "aime25=x"], "--data aime25=x: expected TASK"),
         (["numerics", "tiny-k3", "--picture", "/nowhere/x.png"], "does not exist"),
         (["numerics", "http://127.0.0.1:9", "--against", "standard"], "a server is compared with a server"),
         (["numerics", "http://127.0.0.1:9", "--against", "http://127.0.0.1:9"], "--tokenizer"),

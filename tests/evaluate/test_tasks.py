@@ -166,6 +166,32 @@ def test_the_harness_is_asked_with_our_settings(monkeypatch: pytest.MonkeyPatch)
     assert asked[0]["limit"] == 5
 
 
+def test_questions_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, asked = tmp_path / "q.jsonl", []
+    file.write_text("{}")
+    sample = {"doc_id": 0, "filter": "none", "resps": [["x"]], "exact_match": 1.0}
+
+    def simple_evaluate(**options: object) -> dict[str, object]:
+        asked.append(options["tasks"])
+        return {"samples": {"aime25": [sample]}}
+
+    monkeypatch.setattr(harness, "harness", lambda: SimpleNamespace(simple_evaluate=simple_evaluate))
+    monkeypatch.setattr(harness, "_client", lambda *a: ("client", {}))
+    assert harness.ask_harness("aime25", "http://x", "m", 1, 1, 1, 9, data=file) == [Answer("question 0", 1.0, False)]
+    [[group]] = asked
+    [task] = group["task"]
+    assert (task["task"], task["dataset_path"], task["dataset_name"]) == ("aime25", "json", None)
+    assert set(task["dataset_kwargs"]["data_files"].values()) == {str(file)}
+    assert harness.local_data(tmp_path) == {"dataset_path": str(tmp_path)}
+
+
+@pytest.mark.parametrize(("name", "says"), [("none.jsonl", "no such file"), ("q.txt", "supported are a directory")])
+def test_questions_from_nowhere(tmp_path: Path, name: str, says: str) -> None:
+    (tmp_path / "q.txt").write_text("")
+    with pytest.raises(ValueError, match=says):
+        harness.local_data(tmp_path / name)
+
+
 def test_a_missing_harness_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     with pytest.raises(ValueError, match=r"pip install 'stepkernel\[eval\]'"):

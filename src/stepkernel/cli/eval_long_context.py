@@ -1,16 +1,29 @@
 """`stepkernel eval long-context`: caches and states at up to a million positions."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepkernel.cli.common import check_writable, integers, messages, numpy_threads, one_line_errors, results
+from stepkernel.cli.common import (
+    IN_REPOSITORY,
+    check_writable,
+    integers,
+    messages,
+    model_directory,
+    numpy_threads,
+    one_line_errors,
+    results,
+)
+
+if TYPE_CHECKING:
+    from stepkernel.model.config import ModelConfig
 
 FAILED = 1
 FORMULA = (
     "error = |found - float64| / |float64| of one attention output (BF16) or of the recurrent state; ms = median of "
-    "the stage alone, one request, with its Python call; growth = time at the most positions / time at the fewest"
+    "the stage alone, one request, with its Python call; step ms = a whole step as one call, one request; attention, "
+    "rest = its MLA attention stages, all others; growth = at the most positions / at the fewest"
 )
 
 
@@ -24,7 +37,10 @@ def long_context(
     threads: Annotated[int | None, typer.Option(help="Default: all processors.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the record to this file.")] = None,
 ) -> None:
-    """Run MLA and KDA stages at long contexts on synthetic values, against float64. Exit code 1 above a bound."""
+    """Run MLA and KDA stages at long contexts on synthetic values, against float64. Exit code 1 above a bound.
+
+    Whole steps are counted in bytes, and timed if MODEL has weights.
+    """
     numpy_threads(threads)
     from stepkernel.cli.eval_table import print_figures, print_limits, print_verdict
     from stepkernel.cli.loading import progress_bar
@@ -43,7 +59,11 @@ def long_context(
     if json_file is not None:
         check_writable(json_file, "--json")
     config, out = resolve_config(model), results()
-    limits = (Limit("attention_error", at_most=max_attention_error), Limit("state_error", at_most=max_state_error))
+    limits = (
+        Limit("attention_error", at_most=max_attention_error),
+        Limit("state_error", at_most=max_state_error),
+        Limit("rest_bytes_growth", at_most=1),
+    )
     how = f"single stages of the shapes of {model}, synthetic values, up to {counts[-1]} positions"
     print_limits(path, how, limits, out)
     make = Paths(None, threads).make_for(path)  # type: ignore[arg-type]  # the stages bring weights of their own
@@ -66,7 +86,11 @@ def long_context(
         "attention_growth": mla[-1].ms / mla[0].ms,
         "kda_growth": kda[-1].ms / kda[0].ms,
     }
-    print_figures("positions", rows, out)
+    steps, growth = _steps(model, config, path, threads, counts)
+    summary.update(growth)
+    tables = {"positions": rows, "context of a step": steps}
+    for heading, table in tables.items():
+        print_figures(heading, table, out)
     environment = Environment(
         model=model,
         machine=provenance.machine(),
@@ -76,9 +100,32 @@ def long_context(
         flags=(f"path={path}",),
     )
     passed = not broken_limits(limits, summary)
-    record = AccuracyRecord("long_context", environment, how, FORMULA, limits, summary, passed, {"positions": rows})
+    record = AccuracyRecord("long_context", environment, how, FORMULA, limits, summary, passed, tables)
     print_verdict(record, out)
     if json_file is not None:
         write_record(record, json_file)
     if not passed:
         raise typer.Exit(FAILED)
+
+
+def _steps(
+    model: str, config: "ModelConfig", path: str, threads: int | None, contexts: list[int]
+) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
+    """By context: bytes and, where there are weights, times of attention and the rest; and how much both grow."""
+    from stepkernel.evaluate.paths import Paths
+    from stepkernel.evaluate.step_cost import step_bytes, step_times
+    from stepkernel.model.checkpoint import Checkpoint
+
+    moved = step_bytes(config, contexts)
+    rows = {str(b.context): {"attention MB": b.attention / 1e6, "rest MB": b.rest / 1e6} for b in moved}
+    growth = {"rest_bytes_growth": moved[-1].rest / moved[0].rest}
+    if moved[0].attention:
+        growth["attention_bytes_growth"] = moved[-1].attention / moved[0].attention
+    if Path(model).is_dir() or model in IN_REPOSITORY:
+        weights = Checkpoint.open(model_directory(model)).weights()
+        timed = step_times(config, Paths(weights, threads).make(path), contexts)  # type: ignore[arg-type]
+        for t in timed:
+            rows[str(t.context)] |= {"attention ms": t.attention, "rest ms": t.rest, "step ms": t.step}
+        growth["rest_time_growth"] = timed[-1].rest / timed[0].rest
+        growth["attention_time_growth"] = timed[-1].attention / timed[0].attention
+    return rows, growth

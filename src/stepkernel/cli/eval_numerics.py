@@ -31,6 +31,10 @@ def numerics(
     batch: Annotated[str, typer.Option(help="Sequences in a step, and in a step of the yardstick.")] = "8,3",
     max_mean_kl: Annotated[float, typer.Option(help="Limit of the mean KL in nats.", min=0)] = 2e-4,
     min_top1: Annotated[float, typer.Option(help="Limit of the top-1 agreement.", min=0, max=1)] = 0.995,
+    relative: Annotated[
+        float | None,
+        typer.Option(help="For random weights: limit of mean KL / the standard path's, instead of the two.", min=0),
+    ] = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="Of two servers: the model directory with its tokenizer.")
     ] = None,
@@ -43,6 +47,8 @@ def numerics(
     """Compare two paths over the same text: KL, top-1, perplexity, routers, states. Exit code 1 above a limit."""
     numpy_threads(threads)
     if model.startswith("http"):
+        if relative is not None:
+            raise ValueError("--relative is for models in this process; of two servers one is the baseline")
         from stepkernel.cli.eval_servers import compare
 
         compare(model, against, tokenizer, text, tokens, batch, max_mean_kl, min_top1, top_logprobs, json_file)
@@ -71,6 +77,7 @@ def numerics(
         other,
         max_mean_kl,
         min_top1,
+        relative,
         threads,
         activation_bits,
     )

@@ -22,7 +22,7 @@ class Settings:
     model: str
     temperature: float
     text: Path | None
-    mrcr_data: str
+    data: dict[str, str]
     needles: list[int]
     max_characters: int
 
@@ -47,7 +47,12 @@ def tasks(
     model: Annotated[str, typer.Option(help="Model name at the server; default: its only one.")] = "",
     temperature: Annotated[float, typer.Option(help="0 is greedy.", min=0)] = 0.0,
     text: Annotated[Path | None, typer.Option(help="Text of cloze; default: the held-out text.")] = None,
-    mrcr_data: Annotated[str, typer.Option(help="A .jsonl file, or a data set of the hub.")] = "openai/mrcr",
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="TASK=PLACE: questions from there; a directory or file, for mrcr_v2 also a data set of the hub."
+        ),
+    ] = None,
     needles: Annotated[str, typer.Option(help="Of mrcr_v2: 2, 4, 8.")] = "2,4,8",
     max_characters: Annotated[int, typer.Option(help="Longest conversation of mrcr_v2.", min=1)] = 200_000,
     max_tokens: Annotated[int, typer.Option(help="Of an answer to the harness's tasks.", min=1)] = 32768,
@@ -68,6 +73,7 @@ def tasks(
         raise ValueError(f"--tasks {', '.join(strange)}: supported: {', '.join((*LOCAL, *TASKS))}")
     if any(name in TASKS for name in wanted):
         harness()
+    places = _places(data or [], wanted)
     sides = [target] if baseline is None else [target, baseline]
     for side in sides:
         if not side.startswith("http"):
@@ -77,7 +83,7 @@ def tasks(
     if json_file is not None:
         check_writable(json_file, "--json")
     settings = Settings(
-        repeats, limit, model, temperature, text, mrcr_data, integers(needles, "--needles"), max_characters
+        repeats, limit, model, temperature, text, places, integers(needles, "--needles"), max_characters
     )
     out = results()
     rows: dict[str, dict[str, float]] = {}
@@ -107,13 +113,28 @@ def tasks(
         write_record(AccuracyRecord("tasks", environment, how, FORMULA, (), summary, True, {"tasks": rows}), json_file)
 
 
+def _places(data: list[str], wanted: list[str]) -> dict[str, str]:
+    """Where the questions of tasks are, checked before any is asked."""
+    from stepkernel.evaluate.harness import TASKS, local_data
+
+    found: dict[str, str] = {}
+    for given in data:
+        task, equals, place = given.partition("=")
+        if not equals or not place or task not in wanted or task == "cloze" or task in found:
+            raise ValueError(f"--data {given}: expected TASK=PLACE once for a task of --tasks; cloze takes --text")
+        if task in TASKS:
+            local_data(Path(place))
+        found[task] = place
+    return found
+
+
 def _ask(side: str, name: str, settings: Settings, concurrency: int, max_tokens: int) -> "list[Answer]":
     """The answers of one side to one task."""
     from stepkernel.cli.eval_numerics import held_out
     from stepkernel.evaluate.answers import ServerAsker, SessionAsker
     from stepkernel.evaluate.cloze import ask_cloze, cloze_questions
     from stepkernel.evaluate.harness import ask_harness
-    from stepkernel.evaluate.mrcr import ask_mrcr, load_mrcr
+    from stepkernel.evaluate.mrcr import DATASET, ask_mrcr, load_mrcr
     from stepkernel.evaluate.windows import read_text
     from stepkernel.runtime.session import Session
 
@@ -123,13 +144,18 @@ def _ask(side: str, name: str, settings: Settings, concurrency: int, max_tokens:
             with Session.open(model_directory(side)) as session:
                 return ask_cloze(SessionAsker(session, settings.temperature), questions, settings.repeats)
     if name == "mrcr_v2":
-        conversations = load_mrcr(settings.mrcr_data, settings.needles, settings.limit, settings.max_characters)
+        conversations = load_mrcr(
+            settings.data.get(name, DATASET), settings.needles, settings.limit, settings.max_characters
+        )
     with ServerAsker(side, settings.model, os.environ.get("OPENAI_API_KEY", ""), settings.temperature) as server:
         if name == "cloze":
             return ask_cloze(server, questions, settings.repeats)
         if name == "mrcr_v2":
             return ask_mrcr(server, conversations, settings.repeats)
         model = server.model
+        # What no question can get past, such as a missing chat template, in one line before the harness retries.
+        server.ask([({"role": "user", "content": "1"},)], 1)
+    place = Path(settings.data[name]) if name in settings.data else None
     return ask_harness(
-        name, side, model, settings.limit, settings.repeats, concurrency, max_tokens, settings.temperature
+        name, side, model, settings.limit, settings.repeats, concurrency, max_tokens, settings.temperature, place
     )

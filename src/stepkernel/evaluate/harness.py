@@ -1,6 +1,7 @@
 """Tasks that lm-evaluation-harness has, asked of a chat server, with its prompts and its graders."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from stepkernel.evaluate.answers import Answer
@@ -12,6 +13,8 @@ TASKS = {
     "gpqa_diamond": "gpqa_diamond_cot_zeroshot",
 }
 METRIC = "exact_match"
+SPLITS = ("train", "validation", "test")
+FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 PREFERRED = ("flexible-extract", "flexible_extract", "none")  # filters, if a task has several
 
 
@@ -35,16 +38,23 @@ def ask_harness(
     concurrency: int,
     max_tokens: int,
     temperature: float = 0.0,
+    data: Path | None = None,
 ) -> list[Answer]:
-    """Every question once per repeat, with another seed each. ValueError if library, data or server is not there."""
+    """Every question once per repeat, with another seed each. ValueError if library, data or server is not there.
+
+    `data`: the questions, instead of the hub's (`local_data`).
+    """
     lm_eval = harness()
+    chosen: Any = TASKS[task]
+    if data is not None:  # a group is how the harness takes one of its own tasks with other settings
+        chosen = {"group": f"local {task}", "task": [{"task": TASKS[task], **local_data(data)}]}
     client, finishes = _client(address, model, concurrency, max_tokens)
     found: list[Answer] = []
     for repeat in range(repeats):
         try:
             results = lm_eval.simple_evaluate(
                 model=client,
-                tasks=[TASKS[task]],
+                tasks=[chosen],
                 limit=limit,
                 log_samples=True,
                 apply_chat_template=True,
@@ -52,11 +62,26 @@ def ask_harness(
                 gen_kwargs={"temperature": temperature, "max_gen_toks": max_tokens, "seed": repeat},
             )
         except Exception as error:  # of the harness, of its data sets and of the network
-            raise ValueError(
-                f"{task}: {type(error).__name__}: {error}; offline, the data set must lie in the hub's local cache"
-            ) from error
+            hint = (
+                f"offline, give a copy of the hub's data set with --data {task}=PLACE"
+                if data is None
+                else f"questions from {data}, which must be as in the hub's data set"
+            )
+            raise ValueError(f"{task}: {type(error).__name__}: {error} ({hint})") from error
         found += to_answers(results["samples"][TASKS[task]], finishes)
     return found
+
+
+def local_data(place: Path) -> dict[str, Any]:
+    """The harness's settings for a directory as the hub has it, or one file of rows. Raises ValueError."""
+    if place.is_dir():
+        return {"dataset_path": str(place)}
+    if not place.is_file():
+        raise ValueError(f"{place}: no such file or directory of questions")
+    if place.suffix not in FORMATS:
+        raise ValueError(f"{place}: supported are a directory and files {', '.join(FORMATS)}")
+    files = dict.fromkeys(SPLITS, str(place))
+    return {"dataset_path": FORMATS[place.suffix], "dataset_name": None, "dataset_kwargs": {"data_files": files}}
 
 
 def to_answers(samples: Sequence[dict[str, Any]], finishes: dict[str, str]) -> list[Answer]:

@@ -115,5 +115,5 @@ def _hub(name: str) -> Iterable[Any]:
     except Exception as error:  # the library raises its own, the network's and the hub's
         raise ValueError(
             f"{name}: cannot be read from the hub ({type(error).__name__}: {error}); offline, give a local .jsonl file "
-            "with --mrcr-data"
+            "with --data mrcr_v2=FILE"
         ) from None
