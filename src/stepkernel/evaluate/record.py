@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from stepkernel.measure.errors import MeasureError
-from stepkernel.measure.files import read_text
-from stepkernel.measure.record import Environment
+from stepkernel.measure.files import read_text, validated, write_whole
+from stepkernel.measure.record import Envelope, Environment
 from stepkernel.measure.strict import STRICT
 
 Subject = Literal["numerics", "invariance", "long_context", "tasks"]
@@ -35,10 +35,9 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class AccuracyRecord:
+class AccuracyRecord(Envelope):
     """summary: the figures by name; tables: more figures by row and column; series: raw samples, such as KL by row."""
 
-    __pydantic_config__ = STRICT
     subject: Subject
     environment: Environment
     description: str
@@ -48,9 +47,7 @@ class AccuracyRecord:
     passed: bool
     tables: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     series: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    kind: Literal["accuracy"] = "accuracy"
-    format: Literal["stepkernel-record"] = "stepkernel-record"
-    version: Literal[1] = 1
+    kind: Literal["accuracy"] = field(default="accuracy", kw_only=True)
 
 
 _ADAPTER: TypeAdapter[AccuracyRecord] = TypeAdapter(AccuracyRecord)
@@ -61,20 +58,12 @@ def broken_limits(limits: tuple[Limit, ...], summary: Mapping[str, float]) -> li
 
 
 def write_record(record: AccuracyRecord, file: Path) -> None:
-    """Writes next to the file first, so that it is never half written."""
-    part = file.with_name(file.name + ".part")
-    part.write_bytes(_ADAPTER.dump_json(record, indent=1) + b"\n")
-    part.replace(file)
+    write_whole(_ADAPTER.dump_json(record, indent=1), file)
 
 
 def read_record(file: Path) -> AccuracyRecord:
     """Reads, validates, and checks that the verdict and the mean follow. MeasureError names the file and the field."""
-    try:
-        record = _ADAPTER.validate_json(read_text(file), strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise MeasureError(f"{file}: {place}: {first['msg']}") from None
+    record = validated(_ADAPTER, read_text(file), str(file))
     missing = [limit.figure for limit in record.limits if limit.figure not in record.summary]
     if missing:
         raise MeasureError(f"{file}: limits on {', '.join(missing)}, which the summary lacks")

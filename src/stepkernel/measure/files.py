@@ -4,7 +4,7 @@ import gzip
 import json
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import to_json
@@ -19,6 +19,7 @@ FORMAT, VERSION = "stepkernel-record", 1
 # Figures are written in full; a larger difference was made by hand or by other rules. Bounds of bootstrap intervals
 # depend on the generator of the NumPy version.
 TOLERANCE, INTERVAL_TOLERANCE = 1e-6, 0.05
+Kind = TypeVar("Kind")
 _ADAPTER: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
 
 
@@ -28,11 +29,7 @@ def schema() -> dict[str, Any]:
 
 
 def write_record(record: Record, file: Path) -> None:
-    """Writes to a new file next to it first, so that a file is never half written. `.gz` compresses."""
-    text = _ADAPTER.dump_json(record, indent=None if record.kind in ("decode", "serve") else 1) + b"\n"
-    part = file.with_name(file.name + ".part")
-    part.write_bytes(gzip.compress(text, mtime=0) if file.suffix == ".gz" else text)
-    part.replace(file)
+    write_whole(_ADAPTER.dump_json(record, indent=None if record.kind in ("decode", "serve") else 1), file)
 
 
 def read_record(file: Path) -> Record:
@@ -41,6 +38,23 @@ def read_record(file: Path) -> Record:
 
 
 def parse_record(text: str, name: str) -> Record:
+    record = validated(_ADAPTER, text, name)
+    try:
+        _check(record)
+    except ValueError as error:
+        raise MeasureError(f"{name}: {error}") from None
+    return record
+
+
+def write_whole(text: bytes, file: Path) -> None:
+    """Writes to a new file next to it first, so that a file is never half written. `.gz` compresses."""
+    part = file.with_name(file.name + ".part")
+    part.write_bytes(gzip.compress(text + b"\n", mtime=0) if file.suffix == ".gz" else text + b"\n")
+    part.replace(file)
+
+
+def validated(adapter: TypeAdapter[Kind], text: str, name: str) -> Kind:
+    """A record of the adapter's kinds as it is written. MeasureError names the file and the first field at fault."""
     found = load_json(text, name)
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise MeasureError(
@@ -49,17 +63,12 @@ def parse_record(text: str, name: str) -> Record:
     if found.get("version") != VERSION:
         raise MeasureError(f"{name}: version {found.get('version')!r}; this release reads version {VERSION}")
     try:
-        record = _ADAPTER.validate_json(text, strict=True)
+        return adapter.validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
         raise MeasureError(f"{name}: {place}: {first['msg']}{more}") from None
-    try:
-        _check(record)
-    except ValueError as error:
-        raise MeasureError(f"{name}: {error}") from None
-    return record
 
 
 def load_json(text: str, name: str) -> Any:

@@ -62,6 +62,23 @@ class Protocol:
 
 
 @dataclass(frozen=True)
+class Envelope:
+    """What every record file says of itself."""
+
+    __pydantic_config__ = STRICT
+    format: Literal["stepkernel-record"] = field(default="stepkernel-record", kw_only=True)
+    version: Literal[1] = field(default=1, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Measured(Envelope):
+    """What every measuring record says of its measurement."""
+
+    environment: Environment
+    protocol: Protocol
+
+
+@dataclass(frozen=True)
 class Client:
     """The client's own limits: chunks per second of one core, measured before the run; None in process."""
 
@@ -91,20 +108,15 @@ class StepResult:
 
 
 @dataclass(frozen=True)
-class StepRecord:
+class StepRecord(Measured):
     """Direct replay of the prepared step."""
 
-    __pydantic_config__ = STRICT
-    environment: Environment
-    protocol: Protocol
     read_roof_gbps: float
     packed_bytes: int
     activation_bits: int
     cache_note: str
     results: tuple[StepResult, ...]
-    kind: Literal["step"] = "step"
-    format: Literal["stepkernel-record"] = "stepkernel-record"
-    version: Literal[1] = 1
+    kind: Literal["step"] = field(default="step", kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -123,37 +135,27 @@ class ReplayCheck:
 
 
 @dataclass(frozen=True)
-class DecodeRecord:
+class DecodeRecord(Measured):
     """Decode step time in exactly-N windows; `results` follow from `blocks` by measure/decode.py."""
 
-    __pydantic_config__ = STRICT
-    environment: Environment
-    protocol: Protocol
     client: Client
     results: tuple[DecodeResult, ...]
     blocks: tuple[Block, ...]
     baseline: Environment | None = None
     replay: tuple[ReplayCheck, ...] = ()
-    kind: Literal["decode"] = "decode"
-    format: Literal["stepkernel-record"] = "stepkernel-record"
-    version: Literal[1] = 1
+    kind: Literal["decode"] = field(default="decode", kw_only=True)
 
 
 @dataclass(frozen=True)
-class ServeRecord:
+class ServeRecord(Measured):
     """A load sweep; `points` follow from `blocks` by measure/serve.py."""
 
-    __pydantic_config__ = STRICT
-    environment: Environment
-    protocol: Protocol
     client: Client
     points: tuple[ServePoint, ...]
     blocks: tuple[Block, ...]
     limits_ms: dict[str, float] = field(default_factory=dict)
     source: str = "stepkernel"
-    kind: Literal["serve"] = "serve"
-    format: Literal["stepkernel-record"] = "stepkernel-record"
-    version: Literal[1] = 1
+    kind: Literal["serve"] = field(default="serve", kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -166,17 +168,12 @@ class AggregateRow:
 
 
 @dataclass(frozen=True)
-class AggregateRecord:
+class AggregateRecord(Measured):
     """Figures that another tool computed. They can be shown and compared with their like, not claimed as decode."""
 
-    __pydantic_config__ = STRICT
-    environment: Environment
-    protocol: Protocol
     source: str
     rows: tuple[AggregateRow, ...]
-    kind: Literal["aggregate"] = "aggregate"
-    format: Literal["stepkernel-record"] = "stepkernel-record"
-    version: Literal[1] = 1
+    kind: Literal["aggregate"] = field(default="aggregate", kw_only=True)
 
 
 Record = StepRecord | DecodeRecord | ServeRecord | AggregateRecord

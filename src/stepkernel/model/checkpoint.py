@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,25 +73,6 @@ class Checkpoint:
         shard = shard if shard is not None else Shard()
         shard_sizes(self.config, shard.size)
         return ShardWeights(self.config, shard, self.tensors, self.files, check_finite)
-
-    def weight_hash(self) -> str:
-        """Identity of config and weights for caches: a hash of all headers and of evenly spaced samples.
-
-        Reads 256 KiB per file, so an edit between the samples that keeps all sizes is not seen.
-        """
-        digest = hashlib.sha256(repr(self.config).encode())
-        for file in self.files:
-            digest.update(f"{file.path.name}:{file.size}:".encode())
-            digest.update(file.header())
-            with file.path.open("rb") as stream:
-                for sample in range(_SAMPLES):
-                    stream.seek(file.header_size + (file.size - file.header_size) * sample // _SAMPLES)
-                    digest.update(stream.read(_SAMPLE_BYTES))
-        return digest.hexdigest()
-
-
-_SAMPLES = 64
-_SAMPLE_BYTES = 4096
 
 
 def canonical_name(stored_name: str) -> str:

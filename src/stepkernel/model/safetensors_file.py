@@ -50,11 +50,10 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class SafetensorsFile:
-    """An opened file; `tensors` by stored name, `size` and `header_size` (up to the data) in bytes."""
+    """An opened file; `tensors` by stored name, `size` in bytes."""
 
     path: Path
     size: int
-    header_size: int
     tensors: Mapping[str, StoredTensor]
 
     @staticmethod
@@ -78,7 +77,7 @@ class SafetensorsFile:
         end = max((stored.offset + stored.nbytes for stored in tensors.values()), default=header_size)
         if end != size:
             raise CheckpointError(f"{path}: found {size} bytes, expected {end} from its header")
-        return SafetensorsFile(path, size, header_size, tensors)
+        return SafetensorsFile(path, size, tensors)
 
     def read(self, stored: StoredTensor) -> NDArray[Any]:
         """Read-only array of a U8, BF16 (as uint16) or F32 tensor: a view where alignment allows."""
@@ -89,11 +88,6 @@ class SafetensorsFile:
         view = np.frombuffer(self._mapping, dtype, count, stored.offset).reshape(stored.shape)
         # The format does not promise alignment beyond bytes, compiled consumers need it.
         return view if view.flags.aligned else view.copy()
-
-    def header(self) -> bytes:
-        """The raw header, length field included."""
-        with self.path.open("rb") as stream:
-            return stream.read(self.header_size)
 
     def release(self) -> None:
         """Drops the mapped pages from this process; they are read again when touched."""
