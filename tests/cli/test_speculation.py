@@ -94,10 +94,10 @@ def test_bench_adaptive() -> None:
     caches = ("--kv-cache-dtype", "fp8", "--recurrent-states", "recovering", "--recurrent-dtype", "bfloat16")
     result = RUNNER.invoke(app, ["bench", "speculation", "tiny-k3", *DRAFT, *options, *caches])
     assert result.exit_code == 0, result.output
-    row = result.stdout.splitlines()[1].split(maxsplit=5)
+    row = result.stdout.splitlines()[1].split(maxsplit=7)
     plain, adaptive, ratio = map(float, row[1:4])
     assert ratio == pytest.approx(adaptive / plain, rel=0.01)
-    assert sum(int(part.split(" x ")[0]) for part in row[5].split(", ")) == 12
+    assert sum(int(part.split(" x ")[0]) for part in row[7].split(", ")) == 12
 
 
 @pytest.mark.parametrize(

@@ -140,15 +140,18 @@ def print_adaptive(found: "list[AdaptiveTiming]") -> None:
 
     console = results()
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("reqs", "plain", "adaptive", "ratio", "tokens", "rounds by drafts"):
+    headings = ("reqs", "plain", "adaptive", "ratio", "excess", "tokens", "rounds by drafts")
+    for heading in headings:
         table.add_column(heading, justify="right")
     for t in found:
         used = ", ".join(f"{n} x {k}" for k, n in enumerate(t.rounds_by_drafts) if n)
-        times = (f"{t.plain_ms:.3f}", f"{t.adaptive_ms:.3f}", f"{t.ratio:.3f}", f"{t.tokens_per_round:.2f}")
-        table.add_row(str(t.running_requests), *times, used)
+        times = (f"{t.plain_ms:.3f}", f"{t.adaptive_ms:.3f}", f"{t.ratio:.3f}", f"{100 * t.excess:+.2f} %")
+        table.add_row(str(t.running_requests), *times, f"{t.tokens_per_round:.2f}", used)
     console.print(table)
     console.print(
-        f"[dim]plain, adaptive = ms per token of a request; tokens = per request and round. {ADAPTIVE_PROTOCOL}.[/]",
+        "[dim]plain, adaptive = ms per token of a request; excess = what rounds with drafts took beyond the median "
+        "plain round for each of their tokens, as a share of all at that pace (negative: they gained); tokens = per "
+        f"request and round. {ADAPTIVE_PROTOCOL}.[/]",
         soft_wrap=True,
     )
 

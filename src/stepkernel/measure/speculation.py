@@ -76,7 +76,9 @@ class RoundTiming:
 class AdaptiveTiming:
     """Decode with an adapting number of drafts (B) against plain decode (A), blocks A B B A of one session.
 
-    ms per token of a request; rounds_by_drafts: of the B blocks, how many rounds had 0, 1, ... drafts.
+    ms per token of a request; rounds_by_drafts: of the B blocks, how many rounds had 0, 1, ... drafts. excess: what
+    rounds with drafts took beyond the median plain round for each of their tokens, as a share of B at that pace; pauses
+    of the machine in plain rounds are not in it.
     """
 
     running_requests: int
@@ -84,6 +86,7 @@ class AdaptiveTiming:
     adaptive_ms: float
     tokens_per_round: float
     rounds_by_drafts: tuple[int, ...]
+    excess: float
 
     @property
     def ratio(self) -> float:
@@ -147,22 +150,30 @@ def time_adaptive(
             speculator = _begin(session, load, context)
             for _ in range(WARM_UP):
                 session.step()
-            before = list(speculator.lengths.rounds)
-            seconds, tokens, count = [0.0, 0.0], [0, 0], 0
+            sides: tuple[list[Round], list[Round]] = ([], [])
             for side in (0, 1, 1, 0):
                 say(f"{load} requests: {'adapting' if side else 'plain'}")
                 speculator.lengths.held = None if side else 0
                 for _ in range(rounds):
                     session.step()
-                    done = speculator.log[-1]
-                    seconds[side] += done.seconds
-                    tokens[side] += done.tokens
-                    count += side
-            by_drafts = [n - m for n, m in zip(speculator.lengths.rounds, before, strict=True)]
-            by_drafts[0] -= 2 * rounds
-            plain, adaptive = (1e3 * load * s / t for s, t in zip(seconds, tokens, strict=True))
-            found.append(AdaptiveTiming(load, plain, adaptive, tokens[1] / load / count, tuple(by_drafts)))
+                    sides[side].append(speculator.log[-1])
+            found.append(_adaptive(load, most, *sides))
     return found
+
+
+def _adaptive(load: int, most: int, plain: list[Round], adaptive: list[Round]) -> AdaptiveTiming:
+    pace = statistics.median(r.seconds for r in plain) / load
+    tokens = sum(r.tokens for r in adaptive)
+    lost = sum(r.seconds - r.tokens * pace for r in adaptive if r.drafts)
+    per_token = [1e3 * load * sum(r.seconds for r in side) / sum(r.tokens for r in side) for side in (plain, adaptive)]
+    return AdaptiveTiming(
+        load,
+        per_token[0],
+        per_token[1],
+        tokens / load / len(adaptive),
+        tuple(sum(r.drafts == k for r in adaptive) for k in range(most + 1)),
+        lost / (tokens * pace),
+    )
 
 
 def _open(
