@@ -8,7 +8,7 @@ VLLM_VENV  := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/installed.stamp
 PORT ?= 8000
 
-.PHONY: demo serve test test-vllm-quick test-vllm check-full check-full-vllm lint kernels clean
+.PHONY: demo serve test test-vllm-quick test-vllm check-full check-full-vllm lint kernels mutation clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("stepkernel needs Python 3.11 or newer, found " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
@@ -62,6 +62,10 @@ $(CUDA_STAMP): $(STAMP)
 kernels: $(CUDA_STAMP)
 	$(BIN)/stepkernel kernels build --kernels tests --ptx --out assets/ptx
 	$(BIN)/stepkernel kernels build --out build/kernels
+
+# How many single mistakes in the kernels' PTX are noticed; several minutes, no GPU and no compiler needed.
+mutation: $(STAMP)
+	$(BIN)/stepkernel kernels mutate assets/ptx --out assets/ptx/mutation.json
 
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -63,6 +63,7 @@ def test_the_warps_of_a_tile_take_the_same_number_of_steps() -> None:
         (LinearDims(40, 1, 1, True), "40 inputs"),
         (LinearDims(64, 9, 1, True), "9 rows"),
         (LinearDims(64, 1, 3, True), "3 warps per tile"),
+        (LinearDims(64, 1, 4, True), "64 inputs for 4 warps"),
         (KdaDims(1, 1, 9, 1, 0.0, 1e-5), "9 queries"),
         (KdaDims(1, 1, 1, 1, 0.0, 1e-5, head_dim=64), "head_dim 64"),
         (AttendDims(1, 576, 64, 1.0, 1, 1, 1, 1, 16), "576 latent values"),

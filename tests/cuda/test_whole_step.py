@@ -11,7 +11,7 @@ from stepkernel.cuda.cases import Case, StageCase, small, stages, tiny
 from stepkernel.cuda.check import exceeding
 from stepkernel.cuda.emulate import EmulatedDevice
 from stepkernel.cuda.executor import CudaExecutor, StepFailed
-from stepkernel.cuda.spec import PATIENCE
+from stepkernel.cuda.mutation import without_a_cta
 from stepkernel.runtime.scenario import PAGE_TOKENS, without_state_table
 from support.cuda import ARCHES, case_of, emulated, stage_case, text
 
@@ -21,7 +21,9 @@ pytestmark = pytest.mark.skipif(os.environ.get("PTXCHECK_COMPILE") != "1", reaso
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("case", stages(), ids=lambda case: case.name)
 def test_stage_kernels(case: StageCase, arch: str) -> None:
-    assert not exceeding(emulated(case.case).stages(text(case, arch), case.plan(), {case.stage}))
+    """As planned, and all pieces one after another by one CTA."""
+    for grid in (None, 1):
+        assert not exceeding(emulated(case.case).stages(text(case, arch), case.plan(), case.stages(), grid=grid))
 
 
 @pytest.mark.parametrize("arch", ARCHES)
@@ -90,12 +92,7 @@ def test_nan_in_one_request_does_not_reach_another() -> None:
 def test_a_lost_cta_ends_the_step_with_an_error() -> None:
     """The kernel believes in one CTA more than there are: all of them give up after their patience, and say so."""
     case = case_of("micro_linear_1x1")
-    ptx = (
-        text(case)
-        .replace("%nctaid.x", str(case.grid + 1))
-        .replace(str(PATIENCE - 1), "49")
-        .replace(str(PATIENCE), "50")
-    )
+    ptx = without_a_cta(text(case), case.grid)
     model = emulated(case)
     _, executor, _ = model.executors(ptx)
     with pytest.raises(StepFailed, match="did not all come"):

@@ -15,7 +15,7 @@ from stepkernel.cuda.compile import CompilerMissing, compile_kernel, resources
 from stepkernel.cuda.manifest import write
 from stepkernel.cuda.spec import ARCHES
 
-Kernels = Literal["published", "tests"]
+Kernels = Literal["published", "tests", "all"]
 TOO_DIFFERENT = 1
 
 kernels = typer.Typer(help="The GPU kernels: made and checked without a GPU.", no_args_is_help=True)
@@ -32,7 +32,7 @@ def build(
     out: Annotated[Path, typer.Option(help="Directory for the kernels and manifest.json.", file_okay=False)],
     arch: Annotated[str, typer.Option(help=f"One or more of {', '.join(ARCHES)}.")] = "sm_90a,sm_103a",
     what: Annotated[
-        Kernels, typer.Option("--kernels", help="Of the published models, or those tests run.")
+        Kernels, typer.Option("--kernels", help="Of the published models, those tests run, or all.")
     ] = "published",
     ptx: Annotated[bool, typer.Option("--ptx", help="Write compressed PTX instead of cubins.")] = False,
     max_registers: Annotated[int, typer.Option(help="Refuse kernels that need more.", min=16, max=255)] = 232,
@@ -94,13 +94,13 @@ def check(
                 text = recorded(directory, item.spec(), name)
                 try:
                     if isinstance(item, StageCase):
-                        found = emulated.stages(text, item.plan(), {item.stage}, seed)
+                        found = emulated.stages(text, item.plan(), item.stages(), seed)
                         largest = max(d.relative_l2 for d in found)
                         failed, limit, what = bool(exceeding(found)), STAGE_LIMIT, "stage"
                         done = emulated.instructions
                     else:
                         step = emulated.step(text, seed)
-                        largest, limit, what = step.found["logits"], step.rounding["logits"], "whole step"
+                        largest, limit, what = step.found["logits"], 2 * step.rounding["logits"], "whole step"
                         failed, done = step.wrong, step.result.instructions
                 except LaunchError as error:
                     wrong.append(f"{item.name} for {name}: {error}")
@@ -114,9 +114,70 @@ def check(
         raise typer.Exit(TOO_DIFFERENT)
 
 
+@kernels.command()
+@one_line_errors
+def mutate(
+    directory: Annotated[Path, typer.Argument(help="What `build --kernels tests --ptx` wrote.", exists=True)],
+    out: Annotated[Path, typer.Option(help="JSON file for the score; it may not fall.", dir_okay=False)],
+    count: Annotated[int, typer.Option(help="Mutants of each kernel.", min=1)] = 20,
+    match: Annotated[str, typer.Option(help="Only kernels whose names hold this.")] = "",
+) -> None:
+    """Puts single mistakes into the kernels' PTX and counts how many of them the emulated comparison notices."""
+    from rich.progress import track
+
+    from stepkernel.cuda import mutation
+    from stepkernel.cuda.check import Emulated, live_contexts, synthetic
+    from stepkernel.cuda.manifest import recorded
+    from stepkernel.cuda.spec import source_hash
+
+    console = Console()
+    wanted: list[Case | StageCase] = [*stages(), small()[1]]
+    items = [(item, "sm_90a") for item in wanted]
+    items += [(item, "sm_103a") for item in wanted if item.name == "k3_moe_up"]
+    outcomes: list[mutation.Outcome] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        models: dict[str, Emulated] = {}
+        chosen = [(item, arch) for item, arch in items if match in item.name]
+        for item, arch in track(chosen, "mutants", console=console, disable=not console.is_terminal):
+            case = item.case if isinstance(item, StageCase) else item
+            if case.name not in models:
+                models[case.name] = Emulated(case, synthetic(case, Path(scratch) / case.name), live_contexts(case))
+            text = recorded(directory, item.spec(), arch)
+            outcomes += mutation.study(item, text, models[case.name], count, lambda _: None)
+    found = mutation.summary(outcomes, source_hash())
+    table = Table("mistake", "noticed", "survived", box=None)
+    for kind, counts in found["kinds"].items():
+        table.add_row(kind, str(counts.get("noticed", 0)), str(counts.get("survived", 0)))
+    console.print(table)
+    console.print(f"{found['noticed']} of {found['mutants']} noticed, {found['rate']:.1%}", highlight=False)
+    mutation.write(out, found)
+
+
+@kernels.command("gpu-check")
+@one_line_errors
+def gpu_check(
+    directory: Annotated[Path, typer.Argument(help="What `build --kernels all` wrote.", exists=True)],
+    out: Annotated[Path, typer.Option(help="JSON file for the record.", dir_okay=False)],
+) -> None:
+    """On a GPU: kernels against the reference, then step times against the bytes. Not run yet: no GPU was there."""
+    from stepkernel.cuda.gpu import GpuMissing
+    from stepkernel.cuda.gpu_check import gpu_check as run
+    from stepkernel.cuda.gpu_check import write as write_record
+
+    try:
+        record = run(directory, lambda line: typer.echo(line))
+    except GpuMissing as error:
+        raise ValueError(str(error)) from None
+    write_record(out, record)
+    if not all(case["right"] for case in record["correct"]):
+        raise typer.Exit(TOO_DIFFERENT)
+
+
 def _cases(what: Kernels) -> Sequence[Case | StageCase]:
     tests: list[Case | StageCase] = [*stages(), *small(), *tiny()]
-    return published() if what == "published" else tests
+    if what == "tests":
+        return tests
+    return [*tests, *published()] if what == "all" else published()
 
 
 def _arches(arch: str) -> list[str]:

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, replace
 
-from stepkernel.cuda.plan import Geometry, Plan, make_plan, only
+from stepkernel.cuda.plan import Geometry, Plan, codes_of, make_plan, only
 from stepkernel.cuda.spec import KernelSpec, kernel_of
 from stepkernel.model.config import ModelConfig
 from stepkernel.model.presets import preset
 from stepkernel.model.shard import Shard
-from stepkernel.program.builder import build_program
+from stepkernel.program.builder import Taps, build_program
 
 GRID = 132  # CTAs: one for each multiprocessor of an H200; larger GPUs leave some idle
 SMALL_GRID = 8
@@ -26,10 +26,11 @@ class Case:
     grid: int = SMALL_GRID
     page_tokens: int = SMALL_PAGE_TOKENS
     ranks: int = 1
+    taps: Taps | None = None
 
     def plan(self) -> Plan:
         """Raises ValueError if the kernel cannot do it."""
-        program = build_program(self.config, Shard(0, self.ranks), self.requests, self.queries)
+        program = build_program(self.config, Shard(0, self.ranks), self.requests, self.queries, taps=self.taps)
         window = self.config.linear_attention.conv_width - 2 + self.queries
         return make_plan(program, Geometry(self.grid, self.page_tokens, window))
 
@@ -49,9 +50,9 @@ def micro_linear() -> ModelConfig:
 def _micro(config: ModelConfig) -> ModelConfig:
     return replace(
         config,
-        hidden_size=96,
+        hidden_size=512,
         num_layers=2,
-        vocab_size=144,
+        vocab_size=1536,
         num_heads=2,
         intermediate_size=64,
         num_experts=6,
@@ -62,9 +63,9 @@ def _micro(config: ModelConfig) -> ModelConfig:
         qk_rope_head_dim=32,
         v_head_dim=32,
         max_positions=512,
-        bos_token_id=136,
-        eos_token_ids=(138,),
-        pad_token_id=143,
+        bos_token_id=1520,
+        eos_token_ids=(1522,),
+        pad_token_id=1535,
         linear_attention=replace(config.linear_attention, num_heads=1),
         kda_layers=(0,),
         mla_layers=(1,),
@@ -73,25 +74,30 @@ def _micro(config: ModelConfig) -> ModelConfig:
 
 @dataclass(frozen=True)
 class StageCase:
-    """One stage of a case as a kernel of its own."""
+    """One stage of a case as a kernel of its own, which also runs the other stages of the same code."""
 
     name: str
     case: Case
     stage: int
 
     def plan(self) -> Plan:
-        return only(self.case.plan(), self.stage)
+        whole = self.case.plan()
+        return only(whole, codes_of(whole, self.stage))
+
+    def stages(self) -> set[int]:
+        """All stages that the kernel can run."""
+        return {stage for stage, (first, last) in enumerate(self.plan().ranges) if last > first}
 
     def spec(self) -> KernelSpec:
         return kernel_of(self.name, self.plan())
 
 
 def small() -> tuple[Case, ...]:
-    """A verification step of two requests, and a plain step of one; both share heads, contexts and logits between
-    CTAs."""
+    """A verification step of two requests, and a plain step of one, with the streams that a draft reads; both share
+    heads, contexts and logits between CTAs."""
     return (
-        Case("micro_k3_2x2", micro_k3(), 2, 2, grid=6),
-        Case("micro_linear_1x1", micro_linear(), 1, 1, grid=4),
+        Case("micro_k3_2x2", micro_k3(), 2, 2, grid=6, taps=Taps((1,), "attn_res_stream")),
+        Case("micro_linear_1x1", micro_linear(), 1, 1, grid=4, taps=Taps((0,))),
     )
 
 
@@ -99,7 +105,6 @@ def small() -> tuple[Case, ...]:
 _STAGES = (
     (
         "embed",
-        "L00.mlp.mix",
         "final.mix",
         "kda.low",
         "kda.core",

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ptxcheck import Result
 from stepkernel.cuda.cases import Case
 from stepkernel.cuda.emulate import EmulatedDevice
-from stepkernel.cuda.executor import CudaExecutor
+from stepkernel.cuda.executor import CudaExecutor, Device
 from stepkernel.cuda.plan import Plan
 from stepkernel.cuda.spec import kernel_of
 from stepkernel.model.checkpoint import Checkpoint
@@ -34,9 +34,10 @@ class StepDiff:
 
     found     of the kernel from the reference with BF16 rounding
     rounding  of the reference without rounding from the one with it: what all roundings of the step make together. The
-              kernel rounds at the same points and differs where a sum falls on the other side of one, so it must stay
-              below this in every area
-    stray     bytes of caches and states that the step changed outside of what it may write
+              kernel rounds at the same points, so it is as far from the unrounded result, and at most twice as far
+              from the reference (a rounding may also turn a near tie of the router)
+    stray     bytes of caches and states that the step changed outside of what it may write; 1 more if a counter between
+              CTAs was not set back
     """
 
     found: dict[str, float]
@@ -46,7 +47,7 @@ class StepDiff:
 
     @property
     def wrong(self) -> bool:
-        return self.stray > 0 or any(not value <= self.rounding[area] for area, value in self.found.items())
+        return self.stray > 0 or any(not value <= 2 * self.rounding[area] for area, value in self.found.items())
 
 
 class Emulated:
@@ -75,20 +76,33 @@ class Emulated:
         seed: int | None = None,
         inputs: StepInputs | None = None,
         instruction_limit: int = 20_000_000_000,
+        grid: int | None = None,
     ) -> list[StageDiff]:
         """Every stage (or those of `only`) by launches of its own, from identical poisoned values.
 
         Raises `ptxcheck.LaunchError` for what the checker finds.
         """
-        reference, gpu, device = self.executors(ptx, plan, seed, instruction_limit)
+        reference, gpu, device = self.executors(ptx, plan, seed, instruction_limit, grid)
         found = diff(self.plan.program, inputs or self.inputs(), reference, gpu, only)
         self.instructions = sum(result.instructions for result in device.results)
+        if not gpu.counters_are_zero():
+            found.append(StageDiff(-1, "counters between CTAs", "scratch", 0.0, 0.0, 1))
         return found
 
-    def step(self, ptx: str, seed: int | None = None, count: bool = False) -> StepDiff:
+    def step(
+        self, ptx: str, seed: int | None = None, count: bool = False, instruction_limit: int = 20_000_000_000
+    ) -> StepDiff:
         """The whole step in one launch; buffers and everything a step must not read hold NaN."""
-        reference, gpu, device = self.executors(ptx, self.plan, seed)
+        reference, gpu, device = self.executors(ptx, self.plan, seed, instruction_limit)
         device.count = count
+        found, rounding, stray = self.compare_step(reference, gpu)
+        stray += not gpu.counters_are_zero()
+        return StepDiff(found, rounding, stray, device.results[-1])
+
+    def compare_step(
+        self, reference: ReferenceExecutor, gpu: CudaExecutor
+    ) -> tuple[dict[str, float], dict[str, float], int]:
+        """What `StepDiff` holds, for an executor on any device."""
         inputs = self.inputs()
         poison_caches(reference.caches, inputs)
         exact = self._caches()
@@ -117,7 +131,7 @@ class Emulated:
                 rounding[area] = max(rounding.get(area, 0.0), _distance(expected[written], plain[written]))
                 rest = np.setdiff1d(np.arange(len(got)), written)
                 stray += int(np.count_nonzero(got[rest].view(np.uint8) != old[rest].view(np.uint8)))
-        return StepDiff(found, rounding, stray, device.results[-1])
+        return found, rounding, stray
 
     def _caches(self) -> Caches:
         held = self.scenario.caches
@@ -130,14 +144,20 @@ class Emulated:
         plan: Plan | None = None,
         seed: int | None = None,
         instruction_limit: int = 20_000_000_000,
+        grid: int | None = None,
     ) -> tuple[ReferenceExecutor, CudaExecutor, EmulatedDevice]:
         """The reference, and the kernel of `plan` on the emulator, each with caches of its own."""
-        program, plan = self.plan.program, plan or self.plan
+        plan = plan or self.plan
+        spec = kernel_of(self.case.name, plan)
+        device = EmulatedDevice(ptx, spec, seed, instruction_limit=instruction_limit, grid=grid)
+        return *self.on(device, plan), device
+
+    def on(self, device: Device, plan: Plan | None = None) -> tuple[ReferenceExecutor, CudaExecutor]:
+        """The same on any device."""
         caches, copy = self._caches(), self._caches()
         copy_caches(self.scenario.caches, caches)
-        device = EmulatedDevice(ptx, kernel_of(self.case.name, plan), seed, instruction_limit=instruction_limit)
-        reference = ReferenceExecutor(program, self.weights, caches)
-        return reference, CudaExecutor(plan, self.weights, copy, device), device
+        reference = ReferenceExecutor(self.plan.program, self.weights, caches)
+        return reference, CudaExecutor(plan or self.plan, self.weights, copy, device)
 
 
 def live_contexts(case: Case) -> tuple[int, ...]:

@@ -1,8 +1,10 @@
 """CuTe DSL to PTX and cubin, on any machine; no GPU and no driver are needed."""
 
+import atexit
 import importlib.metadata
 import os
 import re
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -42,7 +44,9 @@ def compile_kernel(spec: KernelSpec, arch: str) -> Compiled:
         dims.check()
     # The compiler keeps PTX and cubin only if asked before it is imported, and writes copies where this says.
     os.environ.setdefault("CUTE_DSL_KEEP", "ptx,cubin")
-    os.environ.setdefault("CUTE_DSL_DUMP_DIR", tempfile.mkdtemp(prefix="stepkernel-cute-"))
+    if "CUTE_DSL_DUMP_DIR" not in os.environ:
+        os.environ["CUTE_DSL_DUMP_DIR"] = tempfile.mkdtemp(prefix="stepkernel-cute-")
+        atexit.register(shutil.rmtree, os.environ["CUTE_DSL_DUMP_DIR"], ignore_errors=True)
     try:
         cute: Any = import_module("cutlass.cute")
         cutlass: Any = import_module("cutlass")

@@ -159,18 +159,8 @@ def bytes_of(first: Any, second: Any, selector: Any) -> Any:
     return ptx("prmt.b32 <<$w0>>, <<$r0>>, <<$r1>>, <<$r2>>;", [Int32], first, second, Int32(selector))
 
 
-def keep_if_less(word: Any, index: Any, limit: Any) -> Any:
-    """The word if index < limit, else 0."""
-    code = "{ .reg .pred p; setp.lt.s32 p, <<$r1>>, <<$r2>>; selp.b32 <<$w0>>, <<$r0>>, 0, p; }"
-    return ptx(code, [Int32], word, index, limit)
-
-
 def least(a: Any, b: Any) -> Any:
     return ptx("min.s32 <<$w0>>, <<$r0>>, <<$r1>>;", [Int32], a, b)
-
-
-def most(a: Any, b: Any) -> Any:
-    return ptx("max.s32 <<$w0>>, <<$r0>>, <<$r1>>;", [Int32], a, b)
 
 
 # Warps.

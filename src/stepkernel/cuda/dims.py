@@ -103,6 +103,7 @@ class LinearDims:
         _require(self.inputs % 32 == 0, f"linear: {self.inputs} inputs are no multiple of 32")
         _require(1 <= self.rows <= 8, f"linear: {self.rows} rows, 1 to 8 are supported")
         _require(self.split in (1, 2, 4, 8), f"linear: {self.split} warps per tile, 1, 2, 4 or 8 are supported")
+        _require(self.inputs // 32 % self.split == 0, f"linear: {self.inputs} inputs for {self.split} warps of 32")
         _require(self.per_head % 16 == 0, f"linear: {self.per_head} outputs per head are no multiple of 16")
 
     def shared_bytes(self) -> int:
@@ -297,6 +298,10 @@ class ExpertsDims:
         _require(
             self.inputs % (4 * self.chunk) == 0 and self.inputs % 32 == 0,
             f"experts: {self.inputs} inputs in chunks of {self.chunk}",
+        )
+        _require(
+            self.inputs // (4 * self.chunk) % self.split == 0,
+            f"experts: {self.inputs} inputs in chunks of {self.chunk} for {self.split} warps",
         )
 
     def shared_bytes(self) -> int:

@@ -12,7 +12,7 @@ from stepkernel.cuda.spec import KernelSpec
 class EmulatedDevice:
     """Runs `ptx` on the CPU. Findings of the checker raise `ptxcheck.LaunchError`; `results` keeps every launch.
 
-    seed: random interleaving of warps, another one in each launch; None runs a fixed order.
+    seed: random interleaving of warps, another one in each launch; None runs a fixed order. grid: if not the spec's.
     """
 
     def __init__(
@@ -23,8 +23,10 @@ class EmulatedDevice:
         check_races: bool = True,
         count: bool = False,
         instruction_limit: int = 20_000_000_000,
+        grid: int | None = None,
     ) -> None:
         self.ptx, self.spec, self.seed = ptx, spec, seed
+        self.grid = spec.grid if grid is None else grid
         self.check_races, self.count, self.instruction_limit = check_races, count, instruction_limit
         self.memory = Memory()
         self.results: list[Result] = []
@@ -42,7 +44,7 @@ class EmulatedDevice:
         seed = None if self.seed is None else self.seed + len(self.results)
         result = launch(
             self.ptx,
-            self.spec.grid,
+            self.grid,
             self.spec.threads,
             arguments,
             self.memory,

@@ -1,7 +1,7 @@
 """Runs a program by the GPU kernel, on a device that is a GPU or the emulator."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import ml_dtypes
 import numpy as np
@@ -44,6 +44,15 @@ class Device(Protocol):
         ...
 
 
+@runtime_checkable
+class Loader(Protocol):
+    """Puts weights on a device."""
+
+    def load(self, place: str, name: str, experts: int) -> int:
+        """Address of what a record names (`plan.At`)."""
+        ...
+
+
 class CudaExecutor:
     """A program bound to weights and caches (`program.executor.Executor`).
 
@@ -51,7 +60,7 @@ class CudaExecutor:
     executors. Raises ValueError for what the kernel cannot do.
     """
 
-    def __init__(self, plan: Plan, weights: Weights, caches: Caches, device: Device) -> None:
+    def __init__(self, plan: Plan, weights: Weights | Loader, caches: Caches, device: Device) -> None:
         program = plan.program
         if program.shard.size != 1:
             raise ValueError(
@@ -80,7 +89,7 @@ class CudaExecutor:
         self._addresses["slots", "0"] = self._inputs["state_slots"]
         self._step = device.put("step", np.zeros(len(STEP_WORDS), np.int64))
         self._sync = device.put("sync", np.zeros(SYNC_BYTES, np.uint8))
-        self._loader = _Weights(weights, device)
+        self._loader = weights if isinstance(weights, Loader) else HostWeights(weights, device)
         self._table = device.put("table", self._encode(), constant=True)
         self._failed = False
 
@@ -143,6 +152,18 @@ class CudaExecutor:
             self._failed = True
             raise StepFailed(f"{self.plan.records[first].stage} and later: the CTAs did not all come to a barrier")
 
+    def counters_are_zero(self) -> bool:
+        """Whether the counters by which CTAs find out who comes last are as the next stage needs them."""
+        return not any(
+            self.device.read(self._addresses["scratch", name], (size,), np.uint8).any()
+            for name, size in self.plan.scratch.items()
+            if name.startswith("counters")
+        )
+
+    def arguments(self) -> list[int]:
+        """The kernel's arguments for the whole step on what lies on the device."""
+        return [self._table, 0, len(self.plan.records), self._step, self._sync]
+
     def _run(self, first: int, last: int, inputs: StepInputs) -> None:
         self.set_inputs(inputs)
         self.upload()
@@ -183,8 +204,8 @@ class CudaExecutor:
         return self._addresses[key] + word.offset
 
 
-class _Weights:
-    """Puts weights on the device as the stages want them."""
+class HostWeights:
+    """Copies weights from the host, as the stages want them."""
 
     def __init__(self, weights: Weights, device: Device) -> None:
         self._weights, self._device = weights, device

@@ -118,14 +118,23 @@ def make_plan(program: Program, geometry: Geometry) -> Plan:
     return Plan(program, geometry, tuple(planner.codes), records, tuple(ranges), planner.scratch)
 
 
-def only(plan: Plan, stage: int) -> Plan:
-    """The plan of a kernel that holds one stage of the program; the other stages have no records."""
+def codes_of(plan: Plan, stage: int) -> set[int]:
     first, last = plan.ranges[stage]
-    records = plan.records[first:last]
-    used = sorted({record.code for record in records})
-    moved = tuple(replace(record, code=used.index(record.code)) for record in records)
-    ranges = tuple((0, len(moved)) if k == stage else (0, 0) for k in range(len(plan.ranges)))
-    return replace(plan, codes=tuple(plan.codes[code] for code in used), records=moved, ranges=ranges)
+    return {record.code for record in plan.records[first:last]}
+
+
+def only(plan: Plan, codes: set[int]) -> Plan:
+    """The plan of a kernel that holds some codes; stages that need others have no records."""
+    used = sorted(codes)
+    records: list[Record] = []
+    ranges = []
+    for stage, (first, last) in enumerate(plan.ranges):
+        start = len(records)
+        if codes_of(plan, stage) <= codes:
+            records += [replace(r, code=used.index(r.code)) for r in plan.records[first:last]]
+        ranges.append((start, len(records)))
+    kept = tuple(plan.codes[code] for code in used)
+    return replace(plan, codes=kept, records=tuple(records), ranges=tuple(ranges))
 
 
 class _Planner:

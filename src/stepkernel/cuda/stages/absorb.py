@@ -12,7 +12,6 @@ from cutlass import Float32, Int32, Int64, cute
 
 from stepkernel.cuda.device import (
     bytes_of,
-    keep_if_less,
     least,
     load_int,
     load_shared_floats,
@@ -81,8 +80,8 @@ def _tiles(
     if tile < tiles:
         for turn in cutlass.range(steps, unroll=min(2, steps)):
             rows = [load_weights(base + Int64(turn * 16 + n) * (dims.lora * 2)) for n in (0, 1, 8, 9)]
-            near = keep_if_less(load_int(query + Int64(turn) * 32), g, Int32(dims.rows))
-            far = keep_if_less(load_int(query + Int64(turn) * 32 + 16), g, Int32(dims.rows))
+            near = load_int(query + Int64(turn) * 32)
+            far = load_int(query + Int64(turn) * 32 + 16)
             for j in cutlass.range_constexpr(4):
                 sums[4 * j : 4 * j + 4] = matrix_multiply(
                     column_fragments(rows, j), [near, far], sums[4 * j : 4 * j + 4]

@@ -2,8 +2,9 @@
 
 The rows of a step that chose the same expert share its weights: the first (row, slot) that names an expert works for
 all of them, the later ones have nothing to do, so every weight is read once. As in `linear`, a warp multiplies 16 rows
-of the weight by all rows of x; rows that did not choose the expert are zeros. Packed weights are decoded to BF16, which
-is exact. A thread takes `chunk` consecutive columns, so that packed weights too come in wide loads.
+of the weight by all rows of x; what it makes for rows that did not choose the expert is dropped. Packed weights are
+decoded to BF16, which is exact. A thread takes `chunk` consecutive columns, so that packed weights too come in wide
+loads.
 """
 
 from typing import Any
@@ -13,7 +14,6 @@ from cutlass import Float32, Int32, Int64, cute
 
 from stepkernel.cuda.device import (
     ballot,
-    keep_if_less,
     least,
     load_int,
     load_shared,
@@ -102,28 +102,19 @@ def _tiles(
     tile = (group * (WARPS // dims.split) + warp // dims.split) * TILE
     matrices = 2 if dims.up else 1
     columns = 4 * dims.chunk
-    steps = dims.inputs // columns
-    turns = -(-steps // dims.split)
+    turns = dims.inputs // columns // dims.split
     row = least(g, Int32(dims.rows - 1))
     source = x + Int64(row) * x_stride
     if cutlass.const_expr(not dims.up):
         source = x + Int64(row * dims.top_k + (own if own >= 0 else Int32(0))) * (dims.inputs * 2)
-    used = Int32(0)
-    if own >= 0 and g < dims.rows:
-        used = Int32(1)
     bases = row_addresses(record, expert, tile, g, dims)
     sums = [[Float32(0.0)] * 4 for _ in range(matrices)]
     if tile < dims.outputs:
         for turn in cutlass.range(turns, unroll=min(2, turns)):
-            at = turn * dims.split + part
-            place = least(at, Int32(steps - 1)) * columns + t * dims.chunk
+            place = (turn * dims.split + part) * columns + t * dims.chunk
             values = []
             for k in cutlass.range_constexpr(dims.chunk // 8):
                 found = load_words(source + Int64(place + 8 * k) * 2)
-                for n in cutlass.range_constexpr(4):
-                    found[n] = keep_if_less(found[n], Int32(0), used)
-                    if cutlass.const_expr(steps % dims.split != 0):
-                        found[n] = keep_if_less(found[n], at, Int32(steps))
                 values.append(found)
             for m in cutlass.range_constexpr(matrices):
                 a = weights_of(bases[2 * m], place, dims)

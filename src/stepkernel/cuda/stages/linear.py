@@ -11,7 +11,6 @@ from cutlass import Float32, Int32, Int64, cute
 
 from stepkernel.cuda.device import (
     floats,
-    keep_if_less,
     least,
     load_half,
     load_shared,
@@ -58,6 +57,7 @@ def _tiles(piece: Int32, outputs: Int32, record: Int64, scratch: Int32, dims: cu
     t = lane % 4
     part = warp % dims.split
     tile = (piece * (WARPS // dims.split) + warp // dims.split) * TILE
+    # What is behind the last output or row stands for the last one: every sum depends on its own row and output only.
     upper = least(tile + g, outputs - 1)
     lower = least(tile + g + 8, outputs - 1)
     row_x = x + Int64(least(g, Int32(dims.rows - 1))) * x_stride + Int64(t * 16)
@@ -72,22 +72,15 @@ def _tiles(piece: Int32, outputs: Int32, record: Int64, scratch: Int32, dims: cu
     else:
         row_a = row_a + Int64(upper) * (dims.inputs * 2)
         row_b = row_b + Int64(lower) * (dims.inputs * 2)
-    steps = dims.inputs // STEP
-    turns = -(-steps // dims.split)
+    turns = dims.inputs // STEP // dims.split
     c = [Float32(0.0)] * 4
     # Warps behind the last output would read its row once more.
     if tile < outputs:
         for turn in cutlass.range(turns, unroll=min(4, turns)):
-            at = turn * dims.split + part
-            place = Int64(least(at, Int32(steps - 1))) * (STEP * 2)
+            place = Int64(turn * dims.split + part) * (STEP * 2)
             a = load_weights(row_a + place)
             b = load_weights(row_b + place)
             v = load_words(row_x + place)
-            for k in cutlass.range_constexpr(4):
-                if cutlass.const_expr(dims.rows < 8):
-                    v[k] = keep_if_less(v[k], g, Int32(dims.rows))
-                if cutlass.const_expr(steps % dims.split != 0):
-                    v[k] = keep_if_less(v[k], at, Int32(steps))
             c = matrix_multiply([a[0], b[0], a[1], b[1]], [v[0], v[1]], c)
             c = matrix_multiply([a[2], b[2], a[3], b[3]], [v[2], v[3]], c)
     store_shared(scratch + tid * 16, c)

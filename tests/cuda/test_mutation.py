@@ -1,0 +1,45 @@
+"""The score of the mutation study may not fall; what it does to the kernels' text."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stepkernel.cuda.mutation import LEAST, Outcome, last_line_of_walk, summary, without_a_cta, write
+from support.cuda import PTX, case_of, text
+
+
+def test_the_recorded_score() -> None:
+    found = json.loads((PTX / "mutation.json").read_text())
+    assert found["mutants"] >= 500
+    assert found["noticed"] + len(found["survivors"]) == found["mutants"]
+    assert found["rate"] >= LEAST
+    assert sum(found["how"].values()) == found["noticed"]
+    kinds = {"barrier gone", "store gone", "order weaker", "scope narrower", "address moved", "register", "comparison"}
+    assert kinds <= set(found["kinds"])
+
+
+def test_a_lower_score_is_not_written(tmp_path: Path) -> None:
+    def outcomes(noticed: int) -> list[Outcome]:
+        return [Outcome("k", "store gone", n, "st", "", "race" if n < noticed else "") for n in range(100)]
+
+    path = tmp_path / "mutation.json"
+    with pytest.raises(ValueError, match=r"79\.0% of the mutants"):
+        write(path, summary(outcomes(79), "hash"))
+    assert not path.exists()
+    write(path, summary(outcomes(99), "hash"))
+    with pytest.raises(ValueError, match=r"98\.0% of the mutants were noticed, at least 99\.0%"):
+        write(path, summary(outcomes(98), "hash"))
+    assert json.loads(path.read_text())["rate"] == 0.99
+
+
+def test_the_walk_and_its_patience_are_found_in_the_text() -> None:
+    ptx = text(case_of("micro_linear_1x1"))
+    rows = ptx.split("\n")
+    end = last_line_of_walk(ptx)
+    assert "bar.sync" in rows[end - 1]
+    assert not any(".global.add.u64" in row for row in rows[end:])
+    changed = without_a_cta(ptx, 4)
+    assert "%nctaid" not in changed
+    assert "4194304" not in changed
+    assert "4194303" not in changed
