@@ -119,7 +119,9 @@ def test_bench_serve_of_a_trace_and_of_a_file(server: str, tmp_path: Path) -> No
     text = tmp_path / "prompts.txt"
     text.write_text("a few words\n\n" + '{"prompt": [5, 6], "output_len": 3}\n')
     result = RUNNER.invoke(
-        app, ["bench", "serve", server, "--dataset", str(text), "--concurrency", "1", "--output-len", "4"]
+        # Long enough that the client is idle most of the time on a busy machine too.
+        app,
+        ["bench", "serve", server, "--dataset", str(text), "--concurrency", "1", "--output-len", "60"],
     )
     assert result.exit_code == 0, result.output
     assert "prompts.txt" in result.stdout
