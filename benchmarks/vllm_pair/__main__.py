@@ -47,13 +47,15 @@ def main(
             blocks: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
             for arm in (*ARMS, *reversed(ARMS)):
                 blocks[arm].append(_block(engines[arm], load, tokens, warm_up))
-            results.append({"running_requests": load, "commit": provenance.commit(), "arms": _summary(blocks)})
-        facts = {arm: engine.ask("facts") for arm, engine in engines.items()}
-    for result in results:
-        result["ratio"] = _ratio(result["arms"])
-    _print(model.resolve().name, results, facts)
-    if record is not None:
-        _write(record, model, threads, tokens, results, facts)
+            arms = _summary(blocks)
+            results.append(
+                {"running_requests": load, "commit": provenance.commit(), "arms": arms, "ratio": _ratio(arms)}
+            )
+            facts = {arm: engine.ask("facts") for arm, engine in engines.items()}
+            # After every load: a run takes long, and what it has measured must survive if it is stopped.
+            _print(model.resolve().name, results, facts)
+            if record is not None:
+                _write(record, model, threads, tokens, results, facts)
 
 
 def _block(engine: EngineProcess, load: int, tokens: int, warm_up: int) -> dict[str, Any]:
