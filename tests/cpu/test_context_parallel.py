@@ -44,7 +44,9 @@ def group() -> Iterator[Make]:
 def test_every_token_lies_on_one_rank(size: int, interleave: int, tokens: int) -> None:
     shards = [ContextShard(rank, size, interleave) for rank in range(size)]
     for shard in shards:
-        assert shard.owned(tokens) == sum(shard.owns(token) for token in range(tokens))
+        own = [token for token in range(tokens) if shard.owns(token)]
+        assert shard.owned(tokens) == len(own)
+        assert [shard.place(token) for token in own] == list(range(len(own)))
     assert sum(shard.owned(tokens) for shard in shards) == tokens
 
 

@@ -16,6 +16,7 @@ from stepkernel.model.config import ModelConfig
 from stepkernel.model.shard import Shard
 from stepkernel.model.weights import Weights
 from stepkernel.program.builder import Taps, build_program
+from stepkernel.program.context import context_shard
 from stepkernel.program.inputs import Caches, StepInputs, StepOutputs
 from stepkernel.program.stages import Stage
 from stepkernel.reference.step import Step
@@ -49,8 +50,7 @@ class CpuEngine(Requests):
     executors: dict[int, CpuExecutor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        program = build_program(self.config, self.shard, context_interleave=self.interleave)
-        super().__init__(self.caches, context=program.context)
+        super().__init__(self.caches, context=context_shard(self.shard, self.interleave))
 
     def executor(self, queries: int = 1) -> CpuExecutor:
         if queries not in self.executors:

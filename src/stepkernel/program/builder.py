@@ -6,7 +6,7 @@ from stepkernel.model.config import ModelConfig
 from stepkernel.model.draft_config import AuxStream
 from stepkernel.model.shard import Shard, shard_sizes
 from stepkernel.program import attention, feedforward
-from stepkernel.program.context import ContextShard
+from stepkernel.program.context import context_shard
 from stepkernel.program.program import BLOCKS, MAX_ROWS, PREFIX, TAPS, Program
 from stepkernel.program.stages import (
     Argmax,
@@ -52,9 +52,7 @@ def build_program(
         raise ValueError(f"{requests} requests x {queries} queries: a step takes 1 to {max_rows} rows")
     sizes = shard_sizes(config, shard.size)
     hidden = config.hidden_size
-    context = None
-    if context_interleave is not None and shard.size > 1:
-        context = ContextShard(shard.rank, shard.size, context_interleave)
+    context = context_shard(shard, context_interleave)
     stages: list[Stage] = [
         Embed("embed", -1, Matrix("model.embed_tokens.weight", sizes.vocab, hidden), PREFIX, _reduce(shard))
     ]

@@ -17,6 +17,7 @@ from stepkernel.model.checkpoint import Checkpoint
 from stepkernel.model.config import ModelConfig
 from stepkernel.model.weights import Weights
 from stepkernel.program.builder import build_program
+from stepkernel.program.context import context_shard
 from stepkernel.program.program import MAX_ROWS
 from stepkernel.program.routing import Reason, StepFacts, route
 from stepkernel.runtime.drafting import Draft
@@ -89,7 +90,7 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
             "kda_layers": self.kda_layers,
             "mla_layers": self.mla_layers,
             "exchange": self.ranks.exchange,
-            "context": build_program(self.config, self.ranks.shard, context_interleave=self.interleave).context,
+            "context": context_shard(self.ranks.shard, self.interleave),
         }
         if not graph:
             self.standard = StandardPath(**parts)

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from vllm.v1.worker.block_table import BlockTable, SlotMappingMode
 
+from stepkernel.program.context import ContextShard
+
 NOT_HERE = -1
 
 
@@ -18,14 +20,16 @@ def use_shared_slots(runner: Any) -> None:
 
 
 def shared_slots(table: BlockTable, num_reqs: int, query_start_loc: Tensor, positions: Tensor) -> None:
-    """Fills the slots of a step's tokens: a block of the table holds `block_size` rows of each rank."""
-    interleave, ranks, size = table.cp_kv_cache_interleave_size, table.dcp_world_size, table.block_size
+    """Fills the slots of a step's tokens. A block holds `block_size` rows, a multiple of the interleave."""
+    context, size = (
+        ContextShard(table.dcp_rank, table.dcp_world_size, table.cp_kv_cache_interleave_size),
+        table.block_size,
+    )
     counts = query_start_loc[1 : num_reqs + 1] - query_start_loc[:num_reqs]
     request = torch.repeat_interleave(torch.arange(num_reqs), counts.long())
     position = positions[: len(request)].long()
-    within = position % (size * ranks)
-    row = within // (interleave * ranks) * interleave + within % interleave
-    slots = table.block_table.gpu[request, position // (size * ranks)].long() * size + row
-    slots[within // interleave % ranks != table.dcp_rank] = NOT_HERE
+    place = context.place(position)
+    slots = table.block_table.gpu[request, place // size].long() * size + place % size
+    slots[context.rank_of(position) != context.rank] = NOT_HERE
     table.slot_mapping.gpu[: len(slots)] = slots
     table.slot_mapping.gpu[len(slots) :] = NOT_HERE

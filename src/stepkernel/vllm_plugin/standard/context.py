@@ -37,9 +37,7 @@ def gather_rows(cache: Tensor, batch: PageBatch, context: ContextShard, gather: 
     start = done = 0
     for request, length in enumerate(batch.lengths):
         token = torch.arange(length)
-        turn = context.interleave * context.size
-        place = token // turn * context.interleave + token % context.interleave
-        together[done : done + length, 0] = everyone[start + place, token // context.interleave % context.size]
+        together[done : done + length, 0] = everyone[start + context.place(token), context.rank_of(token)]
         table[request, :length] = torch.arange(done, done + length)
         start, done = start + most[request], done + length
     return together, replace(batch, pages=table)
