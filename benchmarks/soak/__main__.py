@@ -20,6 +20,7 @@ from rich.progress import Progress
 
 from benchmarks.soak.memory import ALLOWED_MB, Memory, listening
 from benchmarks.soak.traffic import Clients, Tally, one_client, questions, solo
+from stepkernel.runtime import provenance
 
 SAMPLES = 120  # of the memory, spread over the run
 LONGEST_SECONDS = 5.0
@@ -33,6 +34,7 @@ def main(
     seed: Annotated[int, typer.Option(help="Of questions and behaviour.")] = 0,
     exact: Annotated[bool, typer.Option(help="Answers that differ from solo ones are faults.")] = True,
     out: Annotated[Path | None, typer.Option("--json", help="Where the figures go.")] = None,
+    label: Annotated[str, typer.Option(help="How the server was started, for the record.")] = "",
 ) -> None:
     """Random clients for some minutes; ends with 1 if anything was wrong."""
     try:
@@ -51,7 +53,13 @@ def main(
         wrong.append(f"{report['requests left']} requests are still in the server")
     console.print_json(json.dumps({**report, "faults": wrong[:10]}))
     if out is not None:
-        out.write_text(json.dumps({**report, "faults": wrong}, indent=1) + "\n")
+        made_on = {
+            "machine": provenance.machine(),
+            "versions": provenance.versions(),
+            "commit": provenance.commit(),
+            "server": label,
+        }
+        out.write_text(json.dumps({"kind": "soak", **made_on, **report, "faults": wrong}, indent=1) + "\n")
     raise typer.Exit(1 if wrong else 0)
 
 
