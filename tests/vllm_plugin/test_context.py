@@ -10,7 +10,7 @@ import torch
 from stepkernel.program.context import ContextShard
 from stepkernel.program.routing import Reason
 from stepkernel.vllm_plugin.batch import PageBatch
-from stepkernel.vllm_plugin.standard.context import gather_rows
+from stepkernel.vllm_plugin.standard.context import SharedRows
 from support.golden import MODELS
 from support.vllm import TOKENS, Engines, counted, mismatches
 
@@ -48,11 +48,16 @@ def test_rows_of_all_ranks_come_back_in_order(size: int, interleave: int) -> Non
         return torch.cat([part] * size, 1)
 
     for rank in range(size):
-        gather_rows(caches[rank], batch(rank), ContextShard(rank, size, interleave), send)
-    rows, found = gather_rows(caches[0], batch(0), ContextShard(0, size, interleave), lambda part: torch.cat(sent, 1))
+        SharedRows(ContextShard(rank, size, interleave), send).together(caches[rank], batch(rank))
+    assert not any(part.isnan().any() for part in sent)
+    shared, step = SharedRows(ContextShard(0, size, interleave), lambda part: torch.cat(sent, 1)), batch(0)
+    rows, found = shared.together(caches[0], step)
     for request, wanted in enumerate(truth):
         pages = found.pages[request, : lengths[request]].long()
         assert torch.equal(rows[pages, 0], wanted)
+    # The next layer looks nothing up; another step does.
+    assert shared.together(caches[0], step)[1] is found
+    assert shared.together(caches[0], batch(0))[1] is not found
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -29,7 +29,7 @@ from stepkernel.program.stages import (
 )
 from stepkernel.vllm_plugin.layers import KdaLayer, MlaLayer
 from stepkernel.vllm_plugin.standard import kda, mix, mla, moe
-from stepkernel.vllm_plugin.standard.context import gather_rows
+from stepkernel.vllm_plugin.standard.context import SharedRows
 from stepkernel.vllm_plugin.standard.numerics import activate, rms_norm
 from stepkernel.vllm_plugin.standard.opaque import Core, Cores, Run, opaque
 from stepkernel.vllm_plugin.standard.products import batched, exact_product, product
@@ -70,8 +70,9 @@ class StandardPath(nn.Module):
         context: ContextShard | None = None,
     ) -> None:
         super().__init__()
-        self.program, self.dtype, self._context = program, dtype, context
+        self.program, self.dtype = program, dtype
         self._exchange, self._cores = exchange, cores
+        self._shared = None if context is None else SharedRows(context, partial(exchange, "all_gather"))
         self._weights = weights
         self._kda, self._mla = kda_layers, mla_layers
         self._actions: list[Action] = []
@@ -263,8 +264,8 @@ class StandardPath(nn.Module):
                 return query.new_zeros(query.shape[0], stage.heads, stage.lora)
             cache = layer.kv_cache
             mla.insert(cache, batch, latent)
-            if self._context is not None:
-                cache, batch = gather_rows(cache, batch, self._context, partial(self._exchange, "all_gather"))
+            if self._shared is not None:
+                cache, batch = self._shared.together(cache, batch)
             return mla.attend(stage, cache, batch, query).to(self.dtype)
 
         call = self._core(stage.name, core, lambda query, latent: query.new_empty(*query.shape[:2], stage.lora))
