@@ -10,15 +10,22 @@ from support.vllm import TOKENS, Engine, greedy
 
 REQUESTS = 64
 ABORTED = 8
-SHARED = 256  # tokens that some prompts have in common: one block of the prefix cache
-# 8 running requests want more blocks than this, so some are thrown out and computed again; prompts come in chunks.
-ENGINE: dict[str, Any] = {
-    "max_model_len": 512,
-    "max_num_seqs": 8,
-    "max_num_batched_tokens": 288,
-    "enable_prefix_caching": True,
-    "num_gpu_blocks_override": 24,
-}
+# Tokens of a block of the prefix cache with one rank. A block has as many as make its rows no smaller than a state, so
+# their number depends on the bytes of both; with two ranks, whose states are half as large, it is smaller.
+BLOCK = {"float32": 256, "bfloat16": 384}
+
+
+def engine_options(dtype: str) -> dict[str, Any]:
+    """8 running requests want more blocks than there are, so some are thrown out and computed again; prompts of more
+    than a block, and of several together, come in chunks."""
+    return {
+        "dtype": dtype,
+        "max_model_len": 2 * BLOCK[dtype],
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": BLOCK[dtype] + 32,
+        "enable_prefix_caching": True,
+        "num_gpu_blocks_override": 24,
+    }
 
 
 @dataclass(frozen=True)
@@ -41,19 +48,21 @@ class Outcome:
     aborted: int = 0
 
 
-def requests(model: str, seed: int = 5) -> list[Request]:
-    """The golden prompts twice, prompts with a common beginning, and prompts of 1 to 300 tokens, in random order."""
+def requests(model: str, dtype: str, seed: int = 5) -> list[Request]:
+    """The golden prompts twice, prompts that have a block in common, and others of one token to more than a block, in
+    random order."""
+    block = BLOCK[dtype]
     values = np.random.default_rng(seed)
 
     def random(count: int) -> tuple[int, ...]:
         return tuple(values.integers(3, 1900, count).tolist())
 
-    shared = random(SHARED)
+    shared = random(block)
     found = [
         Request(tuple(case["prompt_ids"].tolist()), TOKENS, index) for index, case in enumerate(prompts(model))
     ] * 2
     found += [Request(shared + random(int(values.integers(1, 60))), 12) for _ in range(14)]
-    lengths = [1, 1, 1, 2, 3, 255, 256, 257, *values.integers(4, 300, REQUESTS - len(found) - 8)]
+    lengths = [1, 1, 1, 2, 3, block - 1, block, block + 1, *values.integers(4, block + 44, REQUESTS - len(found) - 8)]
     found += [Request(random(int(length)), int(values.integers(8, 25))) for length in lengths]
     for index in values.choice(np.arange(14, REQUESTS), ABORTED, replace=False).tolist():
         found[index] = Request(found[index].prompt, found[index].tokens, None, int(values.integers(1, 6)))

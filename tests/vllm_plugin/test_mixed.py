@@ -10,7 +10,7 @@ pytest.importorskip("vllm")
 
 from stepkernel.program.routing import Reason
 from support.golden import BF16, MODELS, Golden, prompts
-from support.mixed import ABORTED, ENGINE, REQUESTS, Outcome, Request, alone, requests, together
+from support.mixed import ABORTED, BLOCK, REQUESTS, Outcome, Request, alone, engine_options, requests, together
 from support.vllm import TOKENS, Engine, Engines, greedy
 
 pytestmark = pytest.mark.vllm
@@ -18,12 +18,14 @@ RANKS = (1, 2)
 GATE_BF16 = 0.3  # margin of golden logits below which BF16 may choose another token
 
 
-def run(engine: Engine, asked: list[Request]) -> Outcome:
+def run(engine: Engine, asked: list[Request], dtype: str) -> Outcome:
     """The mixed run, which must really have been mixed, on the fast path where that is prepared."""
+    block = engine.core.vllm_config.cache_config.block_size
+    assert block <= BLOCK[dtype]  # or no prompt holds a whole block that another one began with
     before = engine.total("specialized"), engine.total("standard", Reason.PREFILL)
     found = together(engine, asked)
     assert found.preempted > 0
-    assert found.cached >= 256
+    assert found.cached >= block
     assert found.aborted == ABORTED
     assert len(found.tokens) == REQUESTS - ABORTED
     assert engine.total("specialized") - before[0] > 100
@@ -53,7 +55,7 @@ def wanted(engines: Engines) -> Callable[[str], dict[int, list[int]]]:
 
     @cache
     def of(model: str) -> dict[int, list[int]]:
-        return alone(engines.get(model, "auto", enable_prefix_caching=False), requests(model))
+        return alone(engines.get(model, "auto", enable_prefix_caching=False), requests(model, "float32"))
 
     return of
 
@@ -62,8 +64,8 @@ def wanted(engines: Engines) -> Callable[[str], dict[int, list[int]]]:
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("model", MODELS)
 def test_float32(engines: Engines, wanted: Callable[[str], dict[int, list[int]]], model: str, ranks: int) -> None:
-    asked, tokens_alone = requests(model), wanted(model)
-    found = run(engines.get(model, tensor_parallel_size=ranks, **ENGINE), asked)
+    asked, tokens_alone = requests(model, "float32"), wanted(model)
+    found = run(engines.get(model, tensor_parallel_size=ranks, **engine_options("float32")), asked, "float32")
     assert golden_faults(model, asked, found, 0.0) == []
     different = {index: tokens for index, tokens in found.tokens.items() if tokens != tokens_alone[index]}
     assert different == {}
@@ -74,10 +76,10 @@ def test_float32(engines: Engines, wanted: Callable[[str], dict[int, list[int]]]
 @pytest.mark.parametrize("model", MODELS)
 def test_bf16(engines: Engines, model: str, ranks: int) -> None:
     """Tokens of tiny-k3 where the margin is clear, and on both models the logits along the golden tokens."""
-    asked = requests(model)
-    options = {**ENGINE, "dtype": "bfloat16", "logprobs_mode": "raw_logits", "max_logprobs": -1}
+    asked = requests(model, "bfloat16")
+    options = {**engine_options("bfloat16"), "logprobs_mode": "raw_logits", "max_logprobs": -1}
     engine = engines.get(model, tensor_parallel_size=ranks, **options)
-    found = run(engine, asked)
+    found = run(engine, asked, "bfloat16")
     if model == "tiny-k3":
         assert golden_faults(model, asked, found, GATE_BF16) == []
     limits, errors = BF16[model], []
