@@ -39,8 +39,12 @@ COMMON: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("micro-batches", {"ubatch_size": 2}, "dual batch overlap: "),
     ("experts", {"enable_expert_parallel": True}, "expert parallelism: .* remove --enable-expert-parallel"),
     ("lora", {"enable_lora": True}, "LoRA: .* remove --enable-lora"),
-    ("fp8 cache", {"kv_cache_dtype": "fp8"}, "KV cache dtype 'fp8': .* pass --kv-cache-dtype auto"),
-    ("e5m2 cache", {"kv_cache_dtype": "fp8_e5m2"}, "KV cache dtype 'fp8_e5m2': .* pass --kv-cache-dtype auto"),
+    ("e5m2 cache", {"kv_cache_dtype": "fp8_e5m2"}, "KV cache dtype 'fp8_e5m2': .* pass --kv-cache-dtype auto or fp8"),
+    (
+        "shared fp8 cache",
+        {"kv_cache_dtype": "fp8", "tensor_parallel_size": 2, "decode_context_parallel_size": 2},
+        "KV cache dtype 'fp8' with decode context parallel size 2: .* --decode-context-parallel-size 1",
+    ),
     ("state dtype", {"mamba_ssm_cache_dtype": "bfloat16"}, "SSM cache dtype 'bfloat16': .* float32"),
     ("window dtype", {"mamba_cache_dtype": "float32"}, "mamba cache dtype 'float32': .* remove --mamba-cache-dtype"),
     ("replayed states", {"use_replayssm": True}, "ReplaySSM: .* remove --use-replayssm"),
@@ -85,7 +89,11 @@ DRAFTED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("standard path", {"additional_config": {"draft": DRAFT}}, "set decode_backend to latency_specialized"),
     ("no speculation", {"speculative_config": None}, "pass `stepkernel serve --draft DIR"),
     ("another proposer", {"speculative_config": NGRAM}, "speculative_config must be method custom_class"),
-    ("ranks", {"tensor_parallel_size": 2}, "tensor parallel size 2: .* --tensor-parallel-size 1"),
+    (
+        "shared rows",
+        {"tensor_parallel_size": 2, "decode_context_parallel_size": 2},
+        "decode context parallel size 2: rank 0 drafts.* --decode-context-parallel-size 1",
+    ),
     ("scheduler", {"scheduler_cls": "vllm.v1.core.sched.scheduler.Scheduler"}, "remove --scheduler-cls"),
     ("another target", {"model": str(ASSETS / "tiny-kimi-linear")}, "target_layer_ids found .* made for this target"),
     ("too many", speculation(DRAFT, 8), "8 speculative tokens; supported: 1 to 7|8 speculative tokens: .* up to 7"),
@@ -193,7 +201,8 @@ def test_two_ranks_are_accepted() -> None:
 
 
 def test_drafts_are_accepted() -> None:
-    for options in ({"speculative_config": NGRAM}, speculation(DRAFT, 7)):
+    ours = speculation(DRAFT, 7)
+    for options in ({"speculative_config": NGRAM}, ours, {**ours, "tensor_parallel_size": 2, "kv_cache_dtype": "fp8"}):
         config = configure(**{"additional_config": {"decode_backend": "latency_specialized"}, **options})
         assert config.scheduler_config.scheduler_cls.endswith("StepScheduler")
         assert not config.scheduler_config.async_scheduling

@@ -78,6 +78,26 @@ def test_acceptance_by_position_is_golden(engines: Engines, name: str) -> None:
     assert counts.tolist() == [len(accepted), 7 * len(accepted), *((accepted > i).sum() for i in range(7))]
 
 
+@pytest.mark.slow
+def test_two_ranks(engines: Engines, plain: list[list[int]]) -> None:
+    """Rank 0 drafts for all: text and acceptance are those of one rank, behind prefix hits as well."""
+    for fixed in (True, False):
+        engine = drafting(engines, 7, fixed, tensor_parallel_size=2)
+        assert engine.each(lambda model: model.drafting is not None) == [True, False]
+        for _ in range(2):
+            assert engine.tokens(TEXTS, greedy(TOKENS)) == plain
+        for name in ("k3_dspark_d1_len40", "k3_dspark_d2_len75"):
+            golden, before = read(name), acceptance(engine)
+            assert engine.tokens([golden["prompt_ids"]], greedy(64)) == [golden["greedy_tokens"][:64].tolist()]
+            accepted = golden["round_accepted"]
+            if fixed:
+                counts = acceptance(engine) - before
+                wanted = [len(accepted), 7 * len(accepted), *((accepted > i).sum() for i in range(7))]
+                assert counts.tolist() == wanted
+        assert engine.total("specialized", Reason.VERIFY) > 20
+        assert engine.total("standard") == engine.total("standard", Reason.PREFILL)
+
+
 PATTERNS = {
     "all": lambda length: 99,
     "none": lambda length: 0,
@@ -172,8 +192,9 @@ def hold(lengths: Any, order: list[int]) -> bool:
     return True
 
 
-def test_another_drafter(engines: Engines, plain: list[list[int]]) -> None:
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_another_drafter(engines: Engines, plain: list[list[int]], ranks: int) -> None:
     config = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
-    engine = engines.get("tiny-k3", speculative_config=config)
+    engine = engines.get("tiny-k3", speculative_config=config, tensor_parallel_size=ranks)
     assert engine.tokens(TEXTS, greedy(TOKENS)) == plain
     assert engine.total("specialized", Reason.VERIFY) > 0

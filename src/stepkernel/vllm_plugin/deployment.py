@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepkernel.model.draft_config import MAX_DRAFTS
-from stepkernel.vllm_plugin.options import PROPOSER, SCHEDULER, DeploymentError, Options
+from stepkernel.vllm_plugin.options import FP8_CACHE, PROPOSER, SCHEDULER, DeploymentError, Options
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-ANY_CACHE = ("auto", "bfloat16", "float32")
+WIDE_CACHE = ("auto", "bfloat16", "float32")
 
 
 def check_deployment(config: "VllmConfig", options: Options) -> None:
@@ -91,10 +91,17 @@ def _placement_faults(config: "VllmConfig") -> Iterator[str]:
 
 def _cache_faults(config: "VllmConfig") -> Iterator[str]:
     cache = config.cache_config
-    if cache.cache_dtype not in ANY_CACHE:
+    if cache.cache_dtype in FP8_CACHE:
+        if config.parallel_config.decode_context_parallel_size != 1:
+            yield (
+                f"KV cache dtype {cache.cache_dtype!r} with decode context parallel size "
+                f"{config.parallel_config.decode_context_parallel_size}: rows that ranks share out are stored in the "
+                "model's dtype; pass --kv-cache-dtype auto or --decode-context-parallel-size 1"
+            )
+    elif cache.cache_dtype not in WIDE_CACHE:
         yield (
-            f"KV cache dtype {cache.cache_dtype!r}: latent rows are stored in the model's dtype; "
-            "pass --kv-cache-dtype auto"
+            f"KV cache dtype {cache.cache_dtype!r}: latent rows are stored in the model's dtype or as E4M3; "
+            "pass --kv-cache-dtype auto or fp8"
         )
     elif cache.cache_dtype != "auto" and cache.cache_dtype != _name(config.model_config.dtype):
         yield (
@@ -151,10 +158,10 @@ def _draft_faults(config: "VllmConfig", options: Options) -> Iterator[str]:
     scheduler = config.scheduler_config.scheduler_cls
     if scheduler not in (None, SCHEDULER):
         yield f"scheduler {scheduler!r}: it reserves no pages for the draft's rows; remove --scheduler-cls"
-    if config.parallel_config.tensor_parallel_size != 1:
+    if config.parallel_config.decode_context_parallel_size != 1:
         yield (
-            f"tensor parallel size {config.parallel_config.tensor_parallel_size}: a draft runs in one process; "
-            "pass --tensor-parallel-size 1 or remove the draft"
+            f"decode context parallel size {config.parallel_config.decode_context_parallel_size}: rank 0 drafts, and "
+            "needs all of the draft's latent rows; pass --decode-context-parallel-size 1 or remove the draft"
         )
     if speculation is not None and speculation.draft_sample_method != "greedy":
         yield f"draft sampling {speculation.draft_sample_method!r}: drafts are the largest logits; remove it"

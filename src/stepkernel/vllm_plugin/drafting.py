@@ -11,12 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 from vllm.logger import init_logger
 
+from stepkernel.cpu.arena import Arena
 from stepkernel.cpu.crew import Crew
-from stepkernel.cpu.draft_weights import pack_draft
+from stepkernel.cpu.draft_weights import SHARED, pack_draft
 from stepkernel.cpu.drafter import CpuDrafter
 from stepkernel.cpu.executor import Activations
-from stepkernel.cpu.weights import CpuWeights
+from stepkernel.cpu.weights import CpuWeights, float_buffers, pack_stage
+from stepkernel.model.config import ModelConfig
 from stepkernel.model.weights import Weights
+from stepkernel.program.builder import build_program
 from stepkernel.program.draft_builder import DraftPrograms, build_draft
 from stepkernel.program.draft_inputs import ContextRows, DraftBlock
 from stepkernel.program.inputs import Caches
@@ -50,10 +53,14 @@ class SeenStep:
 class Drafting:
     """A draft's weights and the drafters over vLLM's caches, which are made again when vLLM binds others.
 
-    packed: the target's weights. drafts: most tokens of a block; with `adaptive` fewer, down to none, where that is
-    faster (`lengths`). max_requests: of a verification. limit: positions that rows may have. crew: the threads of the
-    target's steps. The draft's rows lie in pages of vLLM's own pool, at the target's positions: prefix hits find them,
+    weights, packed: the whole target's; of the packed ones embedding and head are enough (`whole_ends`). drafts: most
+    tokens of a block; with `adaptive` fewer, down to none, where that is faster (`lengths`). max_requests: of a
+    verification. limit: positions that rows may have. crew: the threads of the target's steps, or of this rank while
+    the others wait. The draft's rows lie in pages of vLLM's own pool, at the target's positions: prefix hits find them,
     and preemption frees them.
+
+    Of several tensor-parallel ranks only rank 0 drafts. vLLM's scheduler takes the drafts of that rank and hands them
+    to all, so nothing has to agree between them, and every rank holds complete taps.
     """
 
     def __init__(
@@ -75,6 +82,7 @@ class Drafting:
         sizes = range(1, drafts + 1) if adaptive else [drafts]
         self._programs = {k: build_draft(config, draft.target, max_requests, k, CONTEXT_ROWS) for k in sizes}
         self._packed = pack_draft(self._programs[drafts], draft.checkpoint.weights(weights), packed, self.limit)
+        self._shared = packed  # the draft points into it
         self._layers = [layers[i] for i in sorted(layers)]
         self._activations, self._crew = activations, crew
         self._drafters: dict[int, CpuDrafter] = {}
@@ -143,6 +151,14 @@ class Drafting:
 
     def _make(self, programs: DraftPrograms, caches: Caches) -> CpuDrafter:
         return CpuDrafter(programs, self._packed, caches, self._crew, self.limit, self._activations)
+
+
+def whole_ends(config: ModelConfig, weights: Weights, activation_bits: int) -> CpuWeights:
+    """Embedding and head of the whole target, packed for a draft beside a rank that has a part of them."""
+    program, arena = build_program(config), Arena()
+    exact = float_buffers(program)
+    ends = [stage for stage in program.stages if stage.name in SHARED]
+    return CpuWeights(arena, {s.name: pack_stage(s, weights, arena, exact) for s in ends}, activation_bits)
 
 
 def _block(

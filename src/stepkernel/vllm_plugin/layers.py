@@ -15,6 +15,7 @@ from vllm.v1.kv_cache_interface import KVCacheSpec, MLAAttentionSpec
 from stepkernel.model.config import ModelConfig
 from stepkernel.vllm_plugin.batch import PageBatch, StateBatch
 from stepkernel.vllm_plugin.metadata import LatentBackend, StateBackend
+from stepkernel.vllm_plugin.options import FP8_CACHE
 from stepkernel.vllm_plugin.standard.kda import KdaState
 
 Shapes = tuple[tuple[int, ...], tuple[int, ...]]
@@ -65,13 +66,14 @@ class KdaLayer(nn.Module, MambaBase):
 
 
 class MlaLayer(nn.Module, AttentionLayerBase):
-    """Latent rows of one MLA layer: cache [pages, page_tokens, row]."""
+    """Latent rows of one MLA layer: cache [pages, page_tokens, row], in the model's dtype or E4M3 (spec 4.2)."""
 
     def __init__(self, config: ModelConfig, vllm_config: VllmConfig, prefix: str) -> None:
         super().__init__()
         self.prefix = prefix
         self._row = config.latent_row
-        self._dtype = vllm_config.model_config.dtype
+        fp8 = vllm_config.cache_config.cache_dtype in FP8_CACHE
+        self._dtype = torch.float8_e4m3fn if fp8 else vllm_config.model_config.dtype
         self.kv_cache: Tensor = torch.empty(0)
         _announce(self, vllm_config, prefix)
 

@@ -126,19 +126,22 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
             None if self.draft is None else self.draft.taps,
             self.interleave,
         )
-        if self.draft is not None:
-            from stepkernel.vllm_plugin.drafting import Drafting
+        if self.draft is not None and self.ranks.shard.rank == 0:
+            from stepkernel.cpu.crew import Crew
+            from stepkernel.vllm_plugin.drafting import Drafting, whole_ends
 
+            alone = self.ranks.shard.size == 1
+            whole = source if alone else self.checkpoint.weights()
             self.drafting = Drafting(
                 self.draft,
-                source,
-                packed,
+                whole,
+                packed if alone else whole_ends(self.config, whole, self.options.activation_bits),
                 self.draft_layers,
                 drafts,
                 requests,
                 self.vllm_config.model_config.max_model_len,
                 activations(self.dtype),
-                self.decode.crew,
+                self.decode.crew if alone else Crew(self.options.decode_threads),
                 not self.options.fixed_drafts,
             )
         return PackedWeights(self.program, packed, source, self.dtype)

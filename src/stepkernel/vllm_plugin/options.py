@@ -8,6 +8,7 @@ DecodeBackend = Literal["auto", "latency_specialized"]
 DECODE_BACKENDS: tuple[DecodeBackend, ...] = get_args(DecodeBackend)
 SCHEDULER = "stepkernel.vllm_plugin.scheduler.StepScheduler"
 PROPOSER = "stepkernel.vllm_plugin.proposer.DsparkProposer"
+FP8_CACHE = ("fp8", "fp8_e4m3")  # vLLM's names for E4M3 latent rows, --kv-cache-dtype
 
 
 class DeploymentError(ValueError):

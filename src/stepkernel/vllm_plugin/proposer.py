@@ -25,6 +25,7 @@ class DsparkProposer:
         token_ids_cpu: NDArray[np.int32],
         slot_mappings: Any = None,
     ) -> Drafts:
-        """Drafts for each request of the step that gave these tokens."""
-        assert self._drafting is not None
+        """Drafts for each request of the step that gave these tokens; none on ranks whose drafts nobody asks for."""
+        if self._drafting is None:
+            return [[] for _ in sampled_token_ids]
         return self._drafting.propose(sampled_token_ids)
