@@ -32,6 +32,7 @@ def main(
     minutes: Annotated[float, typer.Option(min=0.1, help="How long clients come and go.")] = 10.0,
     clients: Annotated[int, typer.Option(min=1, help="Clients at a time.")] = 12,
     seed: Annotated[int, typer.Option(help="Of questions and behaviour.")] = 0,
+    patience: Annotated[float, typer.Option(min=1, help="Seconds without a word that are a fault.")] = 120.0,
     exact: Annotated[bool, typer.Option(help="Answers that differ from solo ones are faults.")] = True,
     out: Annotated[Path | None, typer.Option("--json", help="Where the figures go.")] = None,
     label: Annotated[str, typer.Option(help="How the server was started, for the record.")] = "",
@@ -41,7 +42,7 @@ def main(
         memory = Memory(listening(urlparse(address).port or 80))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    report = asyncio.run(_soak(address, minutes, clients, seed, memory))
+    report = asyncio.run(_soak(address, minutes, clients, seed, memory, patience))
     wrong = list(report["faults"])
     if exact and report["different"]:
         wrong.append(f"{report['different']} answers differ from the solo ones")
@@ -63,12 +64,12 @@ def main(
     raise typer.Exit(1 if wrong else 0)
 
 
-async def _soak(address: str, minutes: float, count: int, seed: int, memory: Memory) -> dict[str, Any]:
+async def _soak(address: str, minutes: float, count: int, seed: int, memory: Memory, patience: float) -> dict[str, Any]:
     async with httpx2.AsyncClient(base_url=address, trust_env=False) as plain:
         card = (await plain.get("/v1/models")).raise_for_status().json()["data"][0]
         values, tally = random.Random(seed), Tally()
         asked = questions(32, card["max_model_len"] // 6, values)
-        connections = Clients(address, card["id"])
+        connections = Clients(address, card["id"], patience)
         before = await solo(connections, asked)
         started = time.monotonic()
         ends = started + 60 * minutes

@@ -12,8 +12,6 @@ import httpx2
 
 from stepkernel.measure.client import WORDS
 
-READ_SECONDS = 120.0
-
 
 @dataclass(frozen=True)
 class Question:
@@ -44,13 +42,13 @@ def questions(count: int, longest: int, values: random.Random) -> list[Question]
 
 
 class Clients:
-    """Connections to one server; answers are greedy."""
+    """Connections to one server; answers are greedy. patience: seconds without a word that are a fault."""
 
-    def __init__(self, address: str, model: str) -> None:
+    def __init__(self, address: str, model: str, patience: float) -> None:
         self._model = model
         self._client = httpx2.AsyncClient(
             base_url=address,
-            timeout=httpx2.Timeout(10, read=READ_SECONDS, pool=None),
+            timeout=httpx2.Timeout(min(10, patience), read=patience, pool=None),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=4),
             trust_env=False,
         )
