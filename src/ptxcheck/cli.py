@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ptxcheck.launch import Argument, launch
+from ptxcheck.image import Argument
+from ptxcheck.launch import launch
 from ptxcheck.memory import Memory
 from ptxcheck.parser import parse
 from ptxcheck.report import Result
