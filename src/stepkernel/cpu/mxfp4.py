@@ -145,8 +145,8 @@ def _avx2_products(b: ir.IRBuilder, starts: Sequence[ir.Value], records: Sequenc
 
     part = 16 if bits == 15 else 8
     own = [[opaque_ir(b, record) for record in records] for _ in starts]
-    for word in range(4):
-        for g, start in enumerate(starts):
+    for g, start in enumerate(starts):
+        for word in range(4):
             x = {
                 (r, offset): _four_bytes(b, record, HEADER + 8 * (part * word + offset))
                 for r, record in enumerate(own[g])

@@ -189,8 +189,9 @@ def experts_up(record: int, step: int, threads: int, scratch: int) -> None:
             if begin >= end:
                 continue
             w = matrix + get_i64(entry) * expert_bytes
+            coming, half = products, 0
             if e + 1 < count:
-                _announce(matrix + get_i64(entry + ENTRY) * expert_bytes, expert_bytes)
+                coming, half = matrix + get_i64(entry + ENTRY) * expert_bytes, expert_bytes // 2
             # `rows` slots at a time: all of them if a router names an expert once a row, and all the products can hold.
             for done in range(0, slots, rows):
                 some = min(rows, slots - done)
@@ -204,6 +205,10 @@ def experts_up(record: int, step: int, threads: int, scratch: int) -> None:
                     target = out + row * out_stride + (place - row * top_k) * groups * 32
                     source = products + s * product_size
                     for g in range(begin, end):
+                        # The memory would rest while activations are computed: both streams of the next expert.
+                        for line in range((g - begin) * 128, (g - begin + 1) * 128, 64):
+                            prefetch(coming + line)
+                            prefetch(coming + half + line)
                         gate = round_if(load_f32(source + g * 64), rounds)
                         up = round_if(load_f32(source + g * 64 + 32), rounds)
                         store_f32(target + g * 32, round_if(activation(gate, up, beta, linear_beta), rounds))
