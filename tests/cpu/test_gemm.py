@@ -57,6 +57,15 @@ def test_any_split_of_the_outputs_gives_the_same_bits(rows: int) -> None:
         np.testing.assert_array_equal(np.concatenate(parts, axis=1), whole)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_streams_are_moved_together_where_they_would_meet_in_one_bank(rows: int) -> None:
+    """264 groups of 16 KiB: a quarter is 1056 KiB, so streams lie 65 groups apart and four groups are left."""
+    matrix, x = case(264 * 8, 1024, rows)
+    found = Bf16Product(matrix).run(x)
+    wide, long = matrix.astype(np.float64), x.astype(np.float64)
+    assert (np.abs(found - long @ wide.T) <= 1025 * 2.0**-24 * (np.abs(long) @ np.abs(wide.T))).all()
+
+
 def test_whole_numbers_are_exact() -> None:
     rng = np.random.default_rng(4)
     matrix = rng.integers(-8, 9, (64, 1500)).astype(ml_dtypes.bfloat16)
