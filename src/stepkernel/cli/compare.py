@@ -7,6 +7,7 @@ import typer
 from rich.table import Table
 
 from stepkernel.cli.common import one_line_errors, results
+from stepkernel.measure.digits import digits
 
 BELOW = 1
 
@@ -41,8 +42,8 @@ def compare(
         table.add_row(
             str(pair.running_requests),
             pair.figure,
-            f"{pair.first:.4g}",
-            f"{pair.second:.4g}",
+            digits(pair.first, 4),
+            digits(pair.second, 4),
             f"{pair.value:.3f}x",
             interval,
         )

@@ -4,6 +4,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stepkernel.measure.decode import DecodeResult, Side
+from stepkernel.measure.digits import digits
 from stepkernel.measure.record import DecodeRecord, Environment
 
 HEADINGS = ("requests", "side", "step ms", "p90", "ms/token", "tokens/step", "runs from to", "samples")
@@ -64,7 +65,7 @@ def _row(result: DecodeResult, name: str, side: Side) -> list[str]:
         "-" if side.p90_ms is None else f"{side.p90_ms:.3f}",
         "-" if side.per_token_ms is None else f"{side.per_token_ms:.3f}",
         "-" if side.tokens_per_step is None else f"{side.tokens_per_step:.2f}",
-        f"{min(side.runs):.4g} {max(side.runs):.4g}",
+        f"{digits(min(side.runs), 4)} {digits(max(side.runs), 4)}",
         str(side.samples),
     ]
 

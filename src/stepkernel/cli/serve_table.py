@@ -3,6 +3,7 @@
 from rich.console import Console
 from rich.table import Table
 
+from stepkernel.measure.digits import digits
 from stepkernel.measure.record import ServeRecord
 from stepkernel.measure.serve import Percentiles, ServePoint
 
@@ -56,7 +57,7 @@ def _percentiles(points: tuple[ServePoint, ...]) -> Table:
     for point in points:
         for index, (name, attribute) in enumerate(FIGURES):
             found: Percentiles | None = getattr(point, attribute)
-            values = ("-",) * 3 if found is None else (f"{x:.4g}" for x in (found.p50, found.p90, found.p99))
+            values = ("-",) * 3 if found is None else (digits(x, 4) for x in (found.p50, found.p90, found.p99))
             table.add_row("" if index else str(point.concurrency), name, *values)
     return table
 

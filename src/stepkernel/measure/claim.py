@@ -1,6 +1,7 @@
 """One sentence that says what was measured, or the reason why it cannot be said."""
 
 from stepkernel.measure.decode import DecodeResult
+from stepkernel.measure.digits import digits
 from stepkernel.measure.errors import MeasureError
 from stepkernel.measure.record import DecodeRecord, Protocol, Record, ServeRecord, StepRecord
 
@@ -79,12 +80,12 @@ def _decode(record: DecodeRecord, running: int) -> str:
     what = "median step" if side.estimate == "gaps" else "mean step of the median request"
     decode = "request decodes" if running == 1 else "requests decode"
     text = (
-        f"{what} {side.step_ms:.3g} ms (gaps between chunks while exactly {running} {decode} and none prefills, "
-        f"{len(side.runs)} runs of medians {min(side.runs):.3g} to {max(side.runs):.3g} ms)"
+        f"{what} {digits(side.step_ms)} ms (gaps between chunks while exactly {running} {decode} and none prefills, "
+        f"{len(side.runs)} runs of medians {digits(min(side.runs))} to {digits(max(side.runs))} ms)"
     )
     drafts = record.protocol.acceptance != "none"
     if drafts and side.tokens_per_step is not None and side.per_token_ms is not None:
-        text += f", {side.tokens_per_step:.2f} tokens per step, so {side.per_token_ms:.3g} ms per token"
+        text += f", {side.tokens_per_step:.2f} tokens per step, so {digits(side.per_token_ms)} ms per token"
     if result.step_ratio is None or result.baseline is None or record.baseline is None:
         return f"{text}."
     against = record.baseline.label or record.baseline.server or "the baseline"
@@ -92,8 +93,8 @@ def _decode(record: DecodeRecord, running: int) -> str:
         against = "this engine's own NumPy path, which is no competitor"
     ratio = result.step_ratio
     return (
-        f"{text}, against {result.baseline.step_ms:.3g} ms of {against} measured in turn with it: {ratio.value:.3g}x "
-        f"(95 % interval {ratio.low:.3g} to {ratio.high:.3g})."
+        f"{text}, against {digits(result.baseline.step_ms)} ms of {against} measured in turn with it: "
+        f"{digits(ratio.value)}x (95 % interval {digits(ratio.low)} to {digits(ratio.high)})."
     )
 
 
@@ -104,9 +105,9 @@ def _step(record: StepRecord, running: int) -> str:
     result = found[0]
     cached = f"; {record.cache_note}" if record.cache_note else ""
     return (
-        f"median of direct replay {result.specialized_ms:.3g} ms at context {result.context}, floor "
-        f"{result.floor_ms:.3g} ms ({result.bytes_per_step / 1e6:.3g} MB at {result.read_roof_gbps:.3g} GB/s read in "
-        f"the same run), {100 * result.fraction_of_roof:.0f} % of the roof{cached}."
+        f"median of direct replay {digits(result.specialized_ms)} ms at context {result.context}, floor "
+        f"{digits(result.floor_ms)} ms ({digits(result.bytes_per_step / 1e6)} MB at {digits(result.read_roof_gbps)} "
+        f"GB/s read in the same run), {100 * result.fraction_of_roof:.0f} % of the roof{cached}."
     )
 
 
@@ -119,8 +120,9 @@ def _serve(record: ServeRecord, running: int) -> str:
         raise MeasureError("no claim can be made: the source counts no tokens or holds no token times")
     failed = f", {point.failed + point.cancelled} requests failed" if point.failed + point.cancelled else ""
     return (
-        f"{point.interactivity.p90:.3g} tokens/s per user (1 / P90 of TPOT), {point.output_rate_per_chip:.4g} output "
-        f"tokens/s per chip, median time to first token {point.ttft_ms.p50:.3g} ms, {point.requests} requests{failed}."
+        f"{digits(point.interactivity.p90)} tokens/s per user (1 / P90 of TPOT), "
+        f"{digits(point.output_rate_per_chip, 4)} output tokens/s per chip, median time to first token "
+        f"{digits(point.ttft_ms.p50)} ms, {point.requests} requests{failed}."
     )
 
 

@@ -113,7 +113,7 @@ def _floor(member: Named, group: Group) -> tuple[str, list[int], list[float]] | 
 
 def _samples(record: StepRecord | DecodeRecord) -> list[tuple[str, Floats]]:
     if isinstance(record, StepRecord):
-        return [(f"{r.running_requests} requests", np.array(r.specialized_samples)) for r in record.results]
+        return [(_load(r.running_requests), np.array(r.specialized_samples)) for r in record.results]
     found = []
     for result in record.results:
         if result.measured is None:
@@ -121,5 +121,9 @@ def _samples(record: StepRecord | DecodeRecord) -> list[tuple[str, Floats]]:
         n = result.running_requests
         blocks = [b for b in record.blocks if b.side == "A" and b.load == "measured" and b.running_requests == n]
         kept = [one.ms[one.kept] for one in (gaps(block.requests, n) for block in blocks)]
-        found.append((f"{n} requests", np.concatenate(kept)))
+        found.append((_load(n), np.concatenate(kept)))
     return found
+
+
+def _load(running: int) -> str:
+    return f"{running} request" if running == 1 else f"{running} requests"
