@@ -34,7 +34,7 @@ def test_a_lower_score_is_not_written(tmp_path: Path) -> None:
 
 
 def test_the_walk_and_its_patience_are_found_in_the_text() -> None:
-    ptx = text(case_of("micro_linear_1x1"))
+    ptx = text(case_of("micro_linear_3x1"))
     rows = ptx.split("\n")
     end = last_line_of_walk(ptx)
     assert "bar.sync" in rows[end - 1]

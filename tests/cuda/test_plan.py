@@ -1,12 +1,12 @@
 """Programs as records, and what the GPU kernel refuses."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from stepkernel.cuda.cases import micro_k3, published, small, stages
+from stepkernel.cuda.cases import micro_k3, published, small, stages, wide
 from stepkernel.cuda.dims import (
     HEADER_BYTES,
     RECORD_BYTES,
@@ -19,7 +19,7 @@ from stepkernel.cuda.dims import (
 )
 from stepkernel.cuda.emulate import EmulatedDevice
 from stepkernel.cuda.executor import CudaExecutor
-from stepkernel.cuda.plan import Geometry, make_plan
+from stepkernel.cuda.plan import Geometry, Plan, make_plan
 from stepkernel.cuda.spec import KernelSpec
 from stepkernel.model.shard import Shard
 from stepkernel.program.builder import build_program
@@ -55,6 +55,23 @@ def test_the_warps_of_a_tile_take_the_same_number_of_steps() -> None:
                 assert dims.inputs // 32 % dims.split == 0
             if isinstance(dims, ExpertsDims):
                 assert dims.inputs // (4 * dims.chunk) % dims.split == 0
+
+
+def test_the_tiles_of_kimi_k3_over_16_ranks_are_those_that_are_executed() -> None:
+    """Whatever a CTA's piece of work depends on, apart from rows and how CTAs share them."""
+    shares = {"rows", "requests", "queries", "heads", "parts", "splits", "tiles", "experts", "vocab", "sources"}
+    shares |= {"page_tokens", "scale", "head_bytes"}
+
+    def tiles(plan: Plan) -> set[tuple[str, ...]]:
+        found = set()
+        for dims in plan.codes:
+            kept = {field.name for field in fields(dims)} - shares
+            found.add((dims.kind, *(f"{name} {getattr(dims, name)}" for name in sorted(kept))))
+        return found
+
+    for case in published():
+        if case.ranks == 16:
+            assert tiles(case.plan()) == tiles(wide().plan())
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from ptxcheck import LaunchError
-from stepkernel.cuda.cases import Case, StageCase, small, stages, tiny
-from stepkernel.cuda.check import exceeding
+from stepkernel.cuda.cases import Case, StageCase, small, stages, tiny, wide, wide_stages
+from stepkernel.cuda.check import Spread, exceeding
 from stepkernel.cuda.emulate import EmulatedDevice
 from stepkernel.cuda.executor import CudaExecutor, StepFailed
 from stepkernel.cuda.mutation import without_a_cta
 from stepkernel.runtime.scenario import PAGE_TOKENS, without_state_table
-from support.cuda import ARCHES, case_of, emulated, stage_case, text
+from support.cuda import ARCHES, case_of, emulated, text
 
 pytestmark = pytest.mark.skipif(os.environ.get("PTXCHECK_COMPILE") != "1", reason="run by test_compiled.py")
 
@@ -27,7 +27,7 @@ def test_stage_kernels(case: StageCase, arch: str) -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHES)
-@pytest.mark.parametrize("case", [*small(), *tiny()], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*small(), *tiny(), wide()], ids=lambda case: case.name)
 def test_whole_step(case: Case, arch: str) -> None:
     """One request less than the step has: the last one is padding. A fixed order, then a random one."""
     for seed in (None, 7):
@@ -46,6 +46,24 @@ def test_one_to_eight_rows(live: int) -> None:
 def test_every_stage_of_the_tiny_models(name: str) -> None:
     case = case_of(name)
     assert not exceeding(emulated(case, (0, 130)[: case.requests]).stages(text(case)))
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("reach", [None, 4.0])
+def test_every_stage_at_the_tile_shapes_of_kimi_k3_over_16_ranks(arch: str, reach: float | None) -> None:
+    """From the values of a step with contexts of several blocks, and from wide random ones."""
+    model = emulated(wide(), (300, 130))
+    spread = None if reach is None else Spread(1, reach)
+    assert not exceeding(model.stages(text(wide(), arch), seed=1, inputs=model.later(1), spread=spread))
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("case", wide_stages(), ids=lambda case: case.name)
+def test_pieces_as_planned_for_132_multiprocessors_by_few_ctas(case: StageCase, arch: str) -> None:
+    model = emulated(case.case, (700,))
+    for spread in (None, Spread(2, 3.0)):
+        found = model.stages(text(case, arch), case.plan(), case.stages(), 3, model.later(1), grid=4, spread=spread)
+        assert not exceeding(found)
 
 
 @pytest.mark.parametrize("one_slot", [False, True])
@@ -91,7 +109,7 @@ def test_nan_in_one_request_does_not_reach_another() -> None:
 
 def test_a_lost_cta_ends_the_step_with_an_error() -> None:
     """The kernel believes in one CTA more than there are: all of them give up after their patience, and say so."""
-    case = case_of("micro_linear_1x1")
+    case = case_of("micro_linear_3x1")
     ptx = without_a_cta(text(case), case.grid)
     model = emulated(case)
     _, executor, _ = model.executors(ptx)
@@ -102,7 +120,7 @@ def test_a_lost_cta_ends_the_step_with_an_error() -> None:
 
 
 def test_without_a_barrier_there_is_a_race() -> None:
-    case = case_of("micro_linear_1x1")
+    case = case_of("micro_linear_3x1")
     model = emulated(case)
     records = tuple(replace(record, wait=False) for record in model.plan.records)
     plan = replace(model.plan, records=records)
@@ -110,27 +128,3 @@ def test_without_a_barrier_there_is_a_race() -> None:
     reference, _, _ = model.executors(text(case))
     with pytest.raises(LaunchError, match=r"race|uninitialised"):
         CudaExecutor(plan, model.weights, reference.caches, device).run(model.inputs())
-
-
-def test_weights_are_read_once_and_inner_loops_have_no_bank_conflicts() -> None:
-    """Sectors of the weight loads against the bytes of the matrices (issue: within 3 %); passes over the banks."""
-    for name in ("k3_mla_input", "linear_moe_front", "k3_mla_value", "k3_mla_absorb"):
-        case = stage_case(name)
-        model = emulated(case.case)
-        _, executor, device = model.executors(text(case), case.plan())
-        device.count = True
-        for buffer in executor.buffers.values():
-            buffer[...] = 0
-        executor.run_stage(case.stage, model.inputs())
-        traffic = device.results[-1].traffic
-        read = sum(t.transfers for t in traffic if ".nc." in t.instruction) * 32
-        assert 0.97 <= read / weight_bytes(case) <= 1.03, name
-        stored = [t for t in traffic if t.space == "shared" and "st.shared.v4" in t.instruction]
-        assert all(t.transfers == t.ideal for t in stored), name
-
-
-def weight_bytes(case: StageCase) -> float:
-    from stepkernel.program.cost import Load, cost
-
-    stage = case.case.plan().program.stages[case.stage]
-    return cost(stage, Load(case.case.requests, case.case.queries)).weight_bytes

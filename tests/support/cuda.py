@@ -7,7 +7,7 @@ extra). Nothing here has run on a GPU.
 from functools import lru_cache
 from pathlib import Path
 
-from stepkernel.cuda.cases import Case, StageCase, small, stages, tiny
+from stepkernel.cuda.cases import Case, StageCase, small, stages, tiny, wide, wide_stages
 from stepkernel.cuda.check import Emulated, live_contexts
 from stepkernel.cuda.manifest import recorded
 from support.random_weights import RandomWeights
@@ -17,11 +17,11 @@ ARCHES = ("sm_90a", "sm_103a")
 
 
 def stage_case(name: str) -> StageCase:
-    return next(case for case in stages() if case.name == name)
+    return next(case for case in (*stages(), *wide_stages()) if case.name == name)
 
 
 def case_of(name: str) -> Case:
-    return next(case for case in (*small(), *tiny()) if case.name == name)
+    return next(case for case in (*small(), *tiny(), wide()) if case.name == name)
 
 
 @lru_cache(maxsize=64)

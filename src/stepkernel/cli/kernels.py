@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stepkernel.cli.common import one_line_errors
-from stepkernel.cuda.cases import Case, StageCase, published, small, stages, tiny
+from stepkernel.cuda.cases import Case, StageCase, published, small, stages, tiny, wide, wide_stages
 from stepkernel.cuda.compile import CompilerMissing, compile_kernel, resources
 from stepkernel.cuda.manifest import write
 from stepkernel.cuda.spec import ARCHES
@@ -126,7 +126,7 @@ def mutate(
     from rich.progress import track
 
     from stepkernel.cuda import mutation
-    from stepkernel.cuda.check import Emulated, live_contexts, synthetic
+    from stepkernel.cuda.check import synthetic
     from stepkernel.cuda.manifest import recorded
     from stepkernel.cuda.spec import source_hash
 
@@ -136,15 +136,15 @@ def mutate(
     items += [(item, "sm_103a") for item in wanted if item.name == "k3_moe_up"]
     outcomes: list[mutation.Outcome] = []
     with tempfile.TemporaryDirectory() as scratch:
-        models: dict[str, Emulated] = {}
+        tried: dict[str, mutation.Trials] = {}
         chosen = [(item, arch) for item, arch in items if match in item.name]
         for item, arch in track(chosen, "mutants", console=console, disable=not console.is_terminal):
             case = item.case if isinstance(item, StageCase) else item
-            if case.name not in models:
-                models[case.name] = Emulated(case, synthetic(case, Path(scratch) / case.name), live_contexts(case))
+            if case.name not in tried:
+                tried[case.name] = mutation.trials(case, synthetic(case, Path(scratch) / case.name))
             text = recorded(directory, item.spec(), arch)
-            outcomes += mutation.study(item, text, models[case.name], count, lambda _: None)
-    found = mutation.summary(outcomes, source_hash())
+            outcomes += mutation.study(item, text, tried[case.name], count, lambda _: None)
+    found = mutation.summary(outcomes, source_hash(), mutation.known_reasons(out))
     table = Table("mistake", "noticed", "survived", box=None)
     for kind, counts in found["kinds"].items():
         table.add_row(kind, str(counts.get("noticed", 0)), str(counts.get("survived", 0)))
@@ -174,7 +174,7 @@ def gpu_check(
 
 
 def _cases(what: Kernels) -> Sequence[Case | StageCase]:
-    tests: list[Case | StageCase] = [*stages(), *small(), *tiny()]
+    tests: list[Case | StageCase] = [*stages(), *small(), *tiny(), *wide_stages(), wide()]
     if what == "tests":
         return tests
     return [*tests, *published()] if what == "all" else published()

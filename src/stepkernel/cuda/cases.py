@@ -39,12 +39,17 @@ class Case:
 
 
 def micro_k3() -> ModelConfig:
-    """Two layers with every stage kind of Kimi K3, as small as the stages allow: KDA and dense, then MLA and MoE."""
-    return replace(_micro(preset("tiny-k3")), routed_hidden_size=64, q_lora_rank=64, attn_res_block_size=2)
+    """Two layers with every stage kind of Kimi K3, as small as the stages allow: KDA and dense, then MLA and MoE.
+
+    Widths and counts are such that loops and guards of the kernels matter: one CTA has several pieces of every stage,
+    tiles do not fill the last piece, heads and experts are no powers of two.
+    """
+    config = replace(_micro(preset("tiny-k3")), routed_hidden_size=128, q_lora_rank=64, attn_res_block_size=2)
+    return replace(config, num_experts=36, linear_attention=replace(config.linear_attention, num_heads=2))
 
 
 def micro_linear() -> ModelConfig:
-    return _micro(preset("tiny-kimi-linear"))
+    return replace(_micro(preset("tiny-kimi-linear")), num_heads=9)
 
 
 def _micro(config: ModelConfig) -> ModelConfig:
@@ -53,12 +58,12 @@ def _micro(config: ModelConfig) -> ModelConfig:
         hidden_size=512,
         num_layers=2,
         vocab_size=1536,
-        num_heads=2,
-        intermediate_size=64,
+        num_heads=3,
+        intermediate_size=704,
         num_experts=6,
         experts_per_token=3,
-        moe_intermediate_size=32,
-        kv_lora_rank=64,
+        moe_intermediate_size=192,
+        kv_lora_rank=192,
         qk_nope_head_dim=32,
         qk_rope_head_dim=32,
         v_head_dim=32,
@@ -67,6 +72,30 @@ def _micro(config: ModelConfig) -> ModelConfig:
         eos_token_ids=(1522,),
         pad_token_id=1535,
         linear_attention=replace(config.linear_attention, num_heads=1),
+        kda_layers=(0,),
+        mla_layers=(1,),
+    )
+
+
+def k3_rank() -> ModelConfig:
+    """Two layers with the widths that one of Kimi K3's 16 ranks has, as a model of one rank: heads, MLP widths and
+    experts' width divided by 16. Few experts, tokens and layers; what is left of each is as wide as in Kimi K3."""
+    k3, ranks = preset("kimi-k3"), 16
+    heads = k3.num_heads // ranks
+    return replace(
+        k3,
+        num_layers=2,
+        attn_res_block_size=1,
+        vocab_size=1536,
+        num_heads=heads,
+        intermediate_size=k3.intermediate_size // ranks,
+        num_experts=24,
+        moe_intermediate_size=k3.moe_intermediate_size // ranks,
+        max_positions=1024,
+        bos_token_id=1520,
+        eos_token_ids=(1522,),
+        pad_token_id=1535,
+        linear_attention=replace(k3.linear_attention, num_heads=heads),
         kda_layers=(0,),
         mla_layers=(1,),
     )
@@ -93,11 +122,11 @@ class StageCase:
 
 
 def small() -> tuple[Case, ...]:
-    """A verification step of two requests, and a plain step of one, with the streams that a draft reads; both share
-    heads, contexts and logits between CTAs."""
+    """A verification step and a plain one of three requests, with the streams that a draft reads. In the second one
+    CTAs share heads, contexts and logits; in the first one each has its own."""
     return (
-        Case("micro_k3_2x2", micro_k3(), 2, 2, grid=6, taps=Taps((1,), "attn_res_stream")),
-        Case("micro_linear_1x1", micro_linear(), 1, 1, grid=4, taps=Taps((0,))),
+        Case("micro_k3_3x2", micro_k3(), 3, 2, grid=5, taps=Taps((1,), "attn_res_stream")),
+        Case("micro_linear_3x1", micro_linear(), 3, 1, grid=7, taps=Taps((0,))),
     )
 
 
@@ -140,12 +169,15 @@ def stages() -> tuple[StageCase, ...]:
     """Every stage kind, and every variant of it that the two models have, as small kernels."""
     found = []
     for case, wanted in zip(small(), _STAGES, strict=True):
-        names = [stage.name for stage in case.plan().program.stages]
-        for suffix in wanted:
-            index = next(k for k, name in enumerate(names) if name.endswith(suffix))
-            model = case.name.split("_")[1]
-            found.append(StageCase(f"{model}_{suffix.replace('.', '_')}", case, index))
+        found += [_stage(case, case.name.split("_")[1], suffix) for suffix in wanted]
     return tuple(found)
+
+
+def _stage(case: Case, prefix: str, suffix: str) -> StageCase:
+    """The first stage of a case whose name ends so."""
+    names = [stage.name for stage in case.plan().program.stages]
+    index = next(k for k, name in enumerate(names) if name.endswith(suffix))
+    return StageCase(f"{prefix}_{suffix.replace('.', '_')}", case, index)
 
 
 def tiny() -> tuple[Case, ...]:
@@ -156,6 +188,17 @@ def tiny() -> tuple[Case, ...]:
         for name in ("tiny-k3", "tiny-kimi-linear")
         for requests, queries in shapes
     )
+
+
+def wide() -> Case:
+    """Every stage kind at the tile shapes of Kimi K3 over 16 ranks, by few CTAs."""
+    return Case("k3_rank_2x4", k3_rank(), 2, 4, taps=Taps((0,), "attn_res_stream"))
+
+
+def wide_stages() -> tuple[StageCase, ...]:
+    """Stages whose pieces depend on the CTAs of a GPU, or on the number of experts: planned as for Kimi K3."""
+    case = Case("k3_rank_1x8", replace(k3_rank(), num_experts=preset("kimi-k3").num_experts), 1, 8, GRID)
+    return tuple(_stage(case, "rank", suffix) for suffix in ("kda.core", "mla.attend", "moe.select"))
 
 
 def published() -> tuple[Case, ...]:

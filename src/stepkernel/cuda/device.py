@@ -7,7 +7,7 @@ read in its source and a kernel's parameters are plain 8-byte numbers.
 from typing import Any
 
 import cutlass
-from cutlass import Float32, Int32, Int64, cute
+from cutlass import Float32, Int32, Int64, Uint32, cute
 
 WARP = 32
 EVERY_LANE = 0xFFFFFFFF
@@ -23,6 +23,19 @@ def ptx(code: str, results: list[Any], *arguments: Any) -> Any:
 def _group(kind: str, start: int, count: int) -> str:
     """Operands of a vector access: { {$w0}, {$w1}, ... }."""
     return "{ " + ", ".join(f"<<${kind}{i}>>" for i in range(start, start + count)) + " }"
+
+
+# Indices.
+
+
+def quotient(a: Any, n: Any) -> Any:
+    """a // n of two Int32 that are not negative: one instruction or a shift, where signed numbers take six."""
+    return Int32(Uint32(a) // Uint32(n))
+
+
+def remainder(a: Any, n: Any) -> Any:
+    """a % n of two Int32 that are not negative."""
+    return Int32(Uint32(a) % Uint32(n))
 
 
 # Global memory.
@@ -44,12 +57,6 @@ def load_weights(address: Any, words: int = 4) -> list[Any]:
         return [ptx("ld.global.nc.L1::no_allocate.L2::256B.b32 <<$w0>>, [<<$r0>>];", [Int32], address)]
     form = f"ld.global.nc.L1::no_allocate.L2::256B.v{words}.b32 {_group('w', 0, words)}, [<<$r0>>];"
     return list(ptx(form, [Int32] * words, address))
-
-
-def load_weight_byte(address: Any) -> Any:
-    """A byte that nobody writes during the step, as Int32."""
-    code = "{ .reg .b16 h; ld.global.nc.b8 h, [<<$r0>>]; cvt.u32.u16 <<$w0>>, h; }"
-    return ptx(code, [Int32], address)
 
 
 def load_float(address: Any) -> Any:
@@ -104,6 +111,11 @@ def store_shared(address: Any, values: list[Any]) -> None:
         ptx(f"st.shared.v{len(values)}.f32 [<<$r0>>], {_group('r', 1, len(values))};", [], address, *values)
 
 
+def store_shared_words(address: Any, words: list[Any]) -> None:
+    """4 words to 16 aligned bytes."""
+    ptx(f"st.shared.v4.b32 [<<$r0>>], {_group('r', 1, 4)};", [], address, *words)
+
+
 def store_shared_int(address: Any, word: Any) -> None:
     ptx("st.shared.b32 [<<$r0>>], <<$r1>>;", [], address, word)
 
@@ -119,6 +131,12 @@ def load_shared(address: Any) -> Any:
 def load_shared_floats(address: Any) -> list[Any]:
     """16 aligned bytes as four Float32."""
     return list(ptx(f"ld.shared.v4.f32 {_group('w', 0, 4)}, [<<$r0>>];", [Float32] * 4, address))
+
+
+def load_shared_byte(address: Any) -> Any:
+    """8 bits as Int32."""
+    code = "{ .reg .b16 h; ld.shared.b8 h, [<<$r0>>]; cvt.u32.u16 <<$w0>>, h; }"
+    return ptx(code, [Int32], address)
 
 
 def load_shared_int(address: Any) -> Any:

@@ -305,7 +305,9 @@ class ExpertsDims:
         )
 
     def shared_bytes(self) -> int:
-        return WARPS * 512 * (2 if self.up else 1) + 32
+        matrices = 2 if self.up else 1
+        scales = 16 * WARPS // self.split * self.inputs // 32 if self.packed else 0
+        return WARPS * 512 * matrices + 32 + matrices * scales
 
 
 @dataclass(frozen=True)

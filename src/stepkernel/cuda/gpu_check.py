@@ -55,7 +55,8 @@ def _correct(case: Case, directory: Path, scratch: Path, say: Callable[[str], No
         found, rounding, stray = model.compare_step(*model.on(device))
     finally:
         device.close()
-    wrong = [f"{d.stage} {d.area}: {d.relative_l2:.2g}" for d in exceeding(stages)]
+    # Tensor cores and approximations round in ways of their own, so any number of values may move by a rounding.
+    wrong = [f"{d.stage} {d.area}: {d.relative_l2:.2g}" for d in exceeding(stages, moved=1)]
     good = not wrong and stray == 0 and all(found[area] <= 2 * rounding[area] for area in found)
     say(f"{case.name}: {'right' if good else 'WRONG'}, logits differ by {found['logits']:.1e}")
     return {

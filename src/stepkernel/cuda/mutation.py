@@ -1,25 +1,32 @@
-"""How many single mistakes in the kernels' PTX do the emulated tests notice?"""
+"""How many single mistakes in the kernels' PTX do the emulated comparisons notice?"""
 
 import json
-import re
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ptxcheck import LaunchError, PtxError
 from ptxcheck.mutate import Mutant, mutants
 from stepkernel.cuda.cases import Case, StageCase
-from stepkernel.cuda.check import Emulated, exceeding
-from stepkernel.cuda.executor import StepFailed
+from stepkernel.cuda.check import Emulated, Spread, exceeding, live_contexts
+from stepkernel.cuda.emulate import EmulatedDevice
+from stepkernel.cuda.executor import CudaExecutor, StepFailed
 from stepkernel.cuda.spec import PATIENCE
+from stepkernel.cuda.step_block import FAILURE
+from stepkernel.model.weights import Weights
+from stepkernel.program.inputs import StepInputs
 
-# Seed and CTAs of a stage's runs: as planned in a fixed order of warps, then all pieces one after another in one CTA in
-# a random order, so that memory is used again.
-RUNS: tuple[tuple[int | None, int | None], ...] = ((None, None), (1, 1))
 LEAST = 0.8  # of the mutants must be noticed; the score that is kept may be higher and may not fall
 SLOWER = 20  # times the instructions of the kernel itself: a mutant that runs longer hangs
+DRAW = 0  # seed of the draw of mutants, the same for every kernel
+LONG_CONTEXTS = (300, 5, 130)  # several blocks of the attention, a page that begins, pages that are full
+SHORT_PATIENCE = 320  # questions of a CTA that waits, where one is missing; the last one asks for the failure word too
+UNLIMITED = 20_000_000_000  # instructions
 
 
 @dataclass(frozen=True)
@@ -34,35 +41,75 @@ class Outcome:
     noticed: str
 
 
+@dataclass(frozen=True)
+class Trial:
+    """One comparison of a stage's kernel with the reference. grid: CTAs, if not as planned; sectors: whether weights
+    are counted as they are read."""
+
+    emulated: Emulated
+    inputs: StepInputs
+    seed: int | None = None
+    grid: int | None = None
+    spread: Spread | None = None
+    sectors: bool = False
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came of a trial. noticed: what is wrong, if something is; sectors of weights read, 0 if not counted."""
+
+    noticed: str
+    instructions: int
+    sectors: int = 0
+
+
+@dataclass(frozen=True)
+class Trials:
+    """What a mutant must pass to survive."""
+
+    emulated: Emulated
+    stages: tuple[Trial, ...]
+
+
+def trials(case: Case, weights: Weights) -> Trials:
+    """Of a stage's kernel:
+
+    * as planned, warps in a fixed order, short contexts, one request of padding; no weight may be read
+      twice (a test holds the kernels themselves to that);
+    * one CTA does all pieces one after another, warps in a random order, every request is live and continues from any
+      of its slots, long contexts, wide inputs;
+    * two CTAs more than planned, another random order, inputs of about 1.
+    """
+    short = Emulated(case, weights, live_contexts(case))
+    long = Emulated(case, weights, LONG_CONTEXTS[: case.requests], seed=1)
+    later = long.later(2)
+    stages = (
+        Trial(short, short.inputs(), sectors=True),
+        Trial(long, later, seed=1, grid=1, spread=Spread(3, 6.0)),
+        Trial(long, later, seed=2, grid=case.grid + 2, spread=Spread(6, 1.0)),
+    )
+    return Trials(short, stages)
+
+
 def study(
-    item: Case | StageCase, ptx: str, emulated: Emulated, count: int, report: Callable[[Outcome], None]
+    item: Case | StageCase, ptx: str, tried: Trials, count: int, report: Callable[[Outcome], None]
 ) -> list[Outcome]:
     """Runs up to `count` mutants of one kernel. Those of a whole step are in the walk over the table and its barrier,
     those of a stage in the code behind them. Mutants that are no valid PTX do not count."""
     end = last_line_of_walk(ptx)
-    part = range(end + 1, ptx.count("\n") + 2) if isinstance(item, StageCase) else range(1, end + 1)
-    lines = set(part) - _for_negative_numbers(ptx)
-    limit = 0
-    for run in RUNS:
-        if _run(item, ptx, emulated, *run, 20_000_000_000):
-            raise ValueError(f"{item.name}: the kernel itself is wrong")
-        limit = max(limit, SLOWER * emulated.instructions)
+    lines = range(end + 1, ptx.count("\n") + 2) if isinstance(item, StageCase) else range(1, end + 1)
+    own = list(_runs(item, ptx, tried))
+    if any(run.noticed for run in own):
+        raise ValueError(f"{item.name}: the kernel itself is wrong: {[run.noticed for run in own]}")
     outcomes = []
-    for mutant in mutants(ptx, count, seed=len(ptx), lines=lines):
-        noticed = _notice(item, mutant, emulated, limit)
+    for mutant in mutants(ptx, count, seed=DRAW, lines=lines):
+        noticed = _notice(item, mutant, tried, own)
         if noticed is None:
             continue
         outcome = Outcome(item.name, mutant.kind, mutant.line, mutant.before, mutant.after, noticed)
         outcomes.append(outcome)
         report(outcome)
     return outcomes
-
-
-def _for_negative_numbers(ptx: str) -> set[int]:
-    """Lines that matter for negative numbers only: the compiler makes them for every division that rounds down. Rows,
-    tiles and their like are never negative, so no test can notice a change there."""
-    sign = re.compile(r"setp\.lt\.s(32|64)\s+%p\d+, %rd?\d+, 0;|shr\.s32\s+%r\d+, %r\d+, 31;")
-    return {number for number, row in enumerate(ptx.split("\n"), 1) if sign.search(row)}
 
 
 def last_line_of_walk(ptx: str) -> int:
@@ -73,17 +120,13 @@ def last_line_of_walk(ptx: str) -> int:
     return after[1] + 1
 
 
-def summary(outcomes: list[Outcome], source_hash: str) -> dict[str, Any]:
-    """What the repository keeps."""
+def summary(outcomes: list[Outcome], source_hash: str, reasons: dict[str, str] | None = None) -> dict[str, Any]:
+    """What the repository keeps. reasons: why a mutant cannot or need not be noticed, by `key`."""
     kinds: dict[str, Counter[str]] = {}
     for outcome in outcomes:
         kinds.setdefault(outcome.kind, Counter())["noticed" if outcome.noticed else "survived"] += 1
     noticed = sum(bool(outcome.noticed) for outcome in outcomes)
-    survivors = [
-        {"kernel": o.kernel, "kind": o.kind, "line": o.line, "before": o.before, "after": o.after}
-        for o in outcomes
-        if not o.noticed
-    ]
+    survivors = [_survivor(outcome, reasons or {}) for outcome in outcomes if not outcome.noticed]
     return {
         "source_hash": source_hash,
         "mutants": len(outcomes),
@@ -93,6 +136,22 @@ def summary(outcomes: list[Outcome], source_hash: str) -> dict[str, Any]:
         "kinds": {kind: dict(sorted(counts.items())) for kind, counts in sorted(kinds.items())},
         "survivors": survivors,
     }
+
+
+def _survivor(outcome: Outcome, reasons: dict[str, str]) -> dict[str, Any]:
+    found = {name: value for name, value in asdict(outcome).items() if name != "noticed"}
+    return {**found, "why": reasons.get(key(found), "")}
+
+
+def key(survivor: dict[str, Any]) -> str:
+    return f"{survivor['kernel']}: {survivor['kind']}: {survivor['before']} -> {survivor['after']}"
+
+
+def known_reasons(path: Path) -> dict[str, str]:
+    """Those written into a file of earlier survivors."""
+    if not path.exists():
+        return {}
+    return {key(survivor): survivor.get("why", "") for survivor in json.loads(path.read_text())["survivors"]}
 
 
 def write(path: Path, found: dict[str, Any]) -> None:
@@ -105,46 +164,75 @@ def write(path: Path, found: dict[str, Any]) -> None:
     path.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def _run(item: Case | StageCase, ptx: str, emulated: Emulated, seed: int | None, grid: int | None, limit: int) -> str:
-    """Runs a kernel; says how its result is wrong, if it is."""
-    if isinstance(item, StageCase):
-        found = emulated.stages(ptx, item.plan(), item.stages(), seed, None, limit, grid)
-        return "wrong result" if exceeding(found) else ""
-    if grid is not None:
-        return _lose_a_cta(item, ptx, emulated, limit)
-    step = emulated.step(ptx, seed, instruction_limit=limit)
-    emulated.instructions = step.result.instructions
-    return "wrong result" if step.wrong else ""
-
-
-def _lose_a_cta(item: Case, ptx: str, emulated: Emulated, limit: int) -> str:
-    """The kernel believes in one CTA more than there are; it must give up and say so."""
-    _, executor, device = emulated.executors(without_a_cta(ptx, item.grid), instruction_limit=limit)
-    try:
-        executor.run(emulated.inputs())
-    except StepFailed:
-        emulated.instructions = device.results[-1].instructions
-        return ""
-    return "a lost CTA is not reported"
-
-
-def without_a_cta(ptx: str, grid: int) -> str:
+def without_a_cta(ptx: str, grid: int, patience: int = SHORT_PATIENCE) -> str:
     """A kernel that waits for a CTA that is not there, with little patience."""
-    short = ptx.replace(str(PATIENCE - 1), "299").replace(str(PATIENCE), "300")
+    short = ptx.replace(str(PATIENCE - 1), str(patience - 1)).replace(str(PATIENCE), str(patience))
     return short.replace("%nctaid.x", str(grid + 1))
 
 
-def _notice(item: Case | StageCase, mutant: Mutant, emulated: Emulated, limit: int) -> str | None:
-    """How a mutant is noticed, "" if it is not, None if it is no PTX."""
-    for run in RUNS:
-        try:
-            noticed = _run(item, mutant.text, emulated, *run, limit)
-        except PtxError:
-            return None
-        except LaunchError as error:
-            return error.result.findings[0].title.split(":")[0]
-        except StepFailed:
-            return "the kernel gave up"
-        if noticed:
-            return noticed
+def _notice(item: Case | StageCase, mutant: Mutant, tried: Trials, own: list[Run]) -> str | None:
+    """How a mutant is noticed, "" if it is not, None if it is no PTX. own: what the kernel itself does."""
+    limits = [SLOWER * run.instructions for run in own]
+    try:
+        for run, usual in zip(_runs(item, mutant.text, tried, limits), own, strict=True):
+            if run.noticed:
+                return run.noticed
+            if run.sectors > usual.sectors:
+                return "weights are read twice"
+    except PtxError:
+        return None
+    except LaunchError as error:
+        return error.result.findings[0].title.split(":")[0]
+    except StepFailed:
+        return "the kernel gave up"
     return ""
+
+
+def _runs(item: Case | StageCase, ptx: str, tried: Trials, limits: list[int] | None = None) -> Iterator[Run]:
+    calls: list[Callable[[int], Run]]
+    if isinstance(item, StageCase):
+        calls = [partial(_compare, item, ptx, trial) for trial in tried.stages]
+    else:
+        calls = [partial(call, item, ptx, tried.emulated) for call in (_step, _step_after_days, _lose, _hear_of_a_loss)]
+    for call, limit in zip(calls, limits or [UNLIMITED] * len(calls), strict=True):
+        yield call(limit)
+
+
+def _compare(item: StageCase, ptx: str, trial: Trial, limit: int) -> Run:
+    model = trial.emulated
+    found = model.stages(
+        ptx, item.plan(), item.stages(), trial.seed, trial.inputs, limit, trial.grid, trial.spread, trial.sectors
+    )
+    return Run("wrong result" if exceeding(found) else "", model.instructions, model.weight_sectors)
+
+
+def _step(item: Case, ptx: str, model: Emulated, limit: int) -> Run:
+    step = model.step(ptx, instruction_limit=limit)
+    return Run("wrong result" if step.wrong else "", step.result.instructions)
+
+
+def _step_after_days(item: Case, ptx: str, model: Emulated, limit: int) -> Run:
+    """In a random order; the count of arrivals has more than 32 bits."""
+    step = model.step(ptx, seed=1, instruction_limit=limit, barriers_before=1 << 33)
+    return Run("wrong result" if step.wrong else "", step.result.instructions)
+
+
+def _lose(item: Case, ptx: str, model: Emulated, limit: int) -> Run:
+    """The kernel believes in one CTA more than there are; it must give up and say so."""
+    _, executor, device = model.executors(without_a_cta(ptx, item.grid), instruction_limit=limit)
+    return _must_fail(executor, device, model.inputs(), "a lost CTA is not reported")
+
+
+def _hear_of_a_loss(item: Case, ptx: str, model: Emulated, limit: int) -> Run:
+    """Another CTA has given up: this must end the wait long before the CTA's own patience does."""
+    _, executor, device = model.executors(without_a_cta(ptx, item.grid, PATIENCE), instruction_limit=limit)
+    device.write(executor.arguments()[-1] + FAILURE, np.ones(1, np.int32))
+    return _must_fail(executor, device, model.inputs(), "a loss elsewhere is not heard of")
+
+
+def _must_fail(executor: CudaExecutor, device: EmulatedDevice, inputs: StepInputs, otherwise: str) -> Run:
+    try:
+        executor.run(inputs)
+    except StepFailed:
+        return Run("", device.results[-1].instructions)
+    return Run(otherwise, device.results[-1].instructions)

@@ -3,9 +3,9 @@
 from typing import Any
 
 import cutlass
-from cutlass import Int32, Int64, cute
+from cutlass import Int32, Int64, Uint64, cute
 
-from stepkernel.cuda.device import load_long, load_shared_int, ptx, store_shared_int
+from stepkernel.cuda.device import load_long, load_shared_int, ptx, store_int, store_shared_int
 from stepkernel.cuda.dims import HEADER_BYTES
 from stepkernel.cuda.step_block import ARRIVALS, FAILURE, STEP_WORDS
 
@@ -23,7 +23,8 @@ def step_words(step: Any, *names: str) -> list[Any]:
 def arrive_last(counter: Int64, parts: cutlass.Constexpr, scratch: Int32) -> Int32:
     """1 in the CTA that comes last of `parts`; it then sees all that the others wrote before they came.
 
-    All threads of the CTA take part. The last one sets the counter back to 0. scratch: shared address of 4 bytes.
+    All threads of the CTA take part. The last one sets the counter back to 0; nobody looks at it before the
+    next barrier of the grid. scratch: shared address of 4 bytes.
     """
     tid, _, _ = cute.arch.thread_idx()
     cute.arch.sync_threads()
@@ -32,7 +33,7 @@ def arrive_last(counter: Int64, parts: cutlass.Constexpr, scratch: Int32) -> Int
         last = Int32(0)
         if before == parts - 1:
             last = Int32(1)
-            ptx("st.relaxed.gpu.global.b32 [<<$r0>>], 0;", [], counter)
+            store_int(counter, Int32(0))
         store_shared_int(scratch, last)
     cute.arch.sync_threads()
     found = load_shared_int(scratch)
@@ -51,7 +52,8 @@ def grid_barrier(sync: Int64, ctas: Int32, scratch: Int32, patience: cutlass.Con
     cute.arch.sync_threads()
     if tid == 0:
         before = ptx("atom.acq_rel.gpu.global.add.u64 <<$w0>>, [<<$r0>>], 1;", [Int64], sync + ARRIVALS)
-        target = (before // Int64(ctas) + 1) * Int64(ctas)
+        # Unsigned, as the count is.
+        target = before + Int64(ctas) - Int64(Uint64(before) % Uint64(ctas))
         here = Int32(0)
         asked = Int32(0)
         while asked < patience:

@@ -5,7 +5,7 @@ buffers nobody has written, rows of padding, cache rows beyond a request's lengt
 difference belongs to its stage alone, and a NaN in a result shows a read of what is not there.
 """
 
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,10 @@ from stepkernel.program.inputs import Caches, StepInputs
 from stepkernel.program.program import BLOCKS, CACHE, CONV, RECURRENT, Program, writes
 from stepkernel.runtime.caches import copy_caches
 
+# Of the root mean square of a row: a float32 sum of n random terms is off by about sqrt(n) 2^-24 of it; a BF16 step of
+# a typical value is 2^-8.
+MOVED = 2.0**-14
+
 
 @dataclass(frozen=True)
 class StageDiff:
@@ -25,6 +29,9 @@ class StageDiff:
     max_abs      largest difference in the live rows; infinite if either holds a NaN there
     relative_l2  largest over rows of |b - a| / |a|; for ids the fraction of rows that differ
     stray        values that the second executor changed outside of what the stage may write
+    moved        most values of a row that differ by more than float32 sums in another order do (`MOVED`)
+    width        values of a row
+    bf16         whether the first executor's values are BF16: some of these move, to the other side of a rounding
     """
 
     index: int
@@ -33,6 +40,9 @@ class StageDiff:
     max_abs: float
     relative_l2: float
     stray: int
+    moved: int = 0
+    width: int = 0
+    bf16: bool = False
 
     @property
     def equal(self) -> bool:
@@ -44,13 +54,18 @@ class StageDiff:
 
 
 def diff(
-    program: Program, inputs: StepInputs, a: Executor, b: Executor, only: Container[int] | None = None
+    program: Program,
+    inputs: StepInputs,
+    a: Executor,
+    b: Executor,
+    only: Container[int] | None = None,
+    change: Callable[[int], None] | None = None,
 ) -> list[StageDiff]:
     """Compares executor `b` with `a` over one step, or over the stages with the numbers in `only`.
 
     Both need caches of their own; those of `a` hold the context, those of `b` are overwritten, and both are
     filled with NaN outside of it. Rows are those of `inputs`; the buffers of both must have the program's
-    names.
+    names. `change` is called before each stage that is compared; it may put other values into the buffers of both.
     """
     live = _live_rows(inputs)
     poison_caches(a.caches, inputs)
@@ -63,6 +78,8 @@ def diff(
         if only is not None and index not in only:
             _follow(a, b, index, inputs, live)
             continue
+        if change is not None:
+            change(index)
         areas = sorted(writes(stage))
         before = {area: _whole(a, area).copy() for area in areas}
         a.run_stage(index, inputs)
@@ -175,20 +192,26 @@ def _compare(
     left, right = (x[written].reshape(len(written), -1) for x in (a, b))
     if a.dtype.kind == "i":
         wrong = (left != right).any(axis=1)
-        return StageDiff(index, stage, area, float(np.abs(left - right).max(initial=0)), float(wrong.mean()), stray)
+        far = float(np.abs(left - right).max(initial=0))
+        return StageDiff(index, stage, area, far, float(wrong.mean()), stray, int(wrong.any()), left.shape[1])
+    bf16 = not (np.ascontiguousarray(left, np.float32).view(np.uint32) & 0xFFFF).any()
     rows = list(_row_differences(left.astype(np.float64), right.astype(np.float64)))
-    largest = max((r[0] for r in rows), default=0.0)
-    return StageDiff(index, stage, area, largest, max((r[1] for r in rows), default=0.0), stray)
+    largest, relative = (max((row[k] for row in rows), default=0.0) for k in range(2))
+    moved = max((row[2] for row in rows), default=0)
+    return StageDiff(index, stage, area, largest, relative, stray, moved, left.shape[1], bf16)
 
 
-def _row_differences(left: NDArray[np.float64], right: NDArray[np.float64]) -> Iterator[tuple[float, float]]:
+def _row_differences(left: NDArray[np.float64], right: NDArray[np.float64]) -> Iterator[tuple[float, float, int]]:
+    """Of each row: largest difference, relative L2 difference, values that moved."""
     for a, b in zip(left, right, strict=True):
         if np.isnan(a).any() or np.isnan(b).any():
-            yield float("inf"), float("inf")
+            yield float("inf"), float("inf"), len(a)
         else:
+            apart = np.abs(b - a)
             norm = float(np.linalg.norm(a))
-            distance = float(np.linalg.norm(b - a))
-            yield float(np.abs(b - a).max(initial=0.0)), distance / norm if norm else distance
+            distance = float(np.linalg.norm(apart))
+            moved = int(np.count_nonzero(apart > MOVED * norm / np.sqrt(len(a))))
+            yield float(apart.max(initial=0.0)), distance / norm if norm else distance, moved
 
 
 def _bits(values: NDArray[Any]) -> NDArray[Any]:

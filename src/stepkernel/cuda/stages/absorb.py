@@ -18,6 +18,8 @@ from stepkernel.cuda.device import (
     load_weights,
     matrix_multiply,
     pair,
+    quotient,
+    remainder,
     store_int,
     store_shared,
 )
@@ -45,15 +47,19 @@ def absorb(
     weight, x, out = words(record, dims, "weight", "x", "out")
     tiles = dims.heads * (dims.lora // TILE)
     group = WARPS // dims.split
-    for piece in cutlass.range(cta, -(-tiles // group), ctas, unroll=1):
+    piece = cta
+    while piece < -(-tiles // group):
         _tiles(piece, weight, x, out, scratch, dims)
+        piece = piece + ctas
     # The rest of each query is copied, two values at a time.
     half = dims.rope // 2
-    for index in cutlass.range(cta * THREADS + tid, dims.rows * dims.heads * half, ctas * THREADS, unroll=1):
-        query = Int64(index // half)
-        place = Int64(index % half) * 4
+    index = cta * THREADS + tid
+    while index < dims.rows * dims.heads * half:
+        query = Int64(quotient(index, half))
+        place = Int64(remainder(index, half)) * 4
         value = load_int(x + query * ((dims.nope + dims.rope) * 2) + dims.nope * 2 + place)
         store_int(out + query * ((dims.lora + dims.rope) * 2) + dims.lora * 2 + place, value)
+        index = index + ctas * THREADS
 
 
 @cute.jit
@@ -69,11 +75,11 @@ def _tiles(
     tiles = dims.heads * per_head
     group = WARPS // dims.split
     tile = piece * group + warp // dims.split
-    head = tile // per_head
+    head = quotient(tile, per_head)
     steps = dims.nope // 16 // dims.split
     start = warp % dims.split * steps * 16 + 2 * t
     base = weight + Int64(head) * ((dims.nope + dims.value) * dims.lora * 2)
-    base = base + Int64(start) * (dims.lora * 2) + Int64(tile % per_head * TILE + 8 * g) * 2
+    base = base + Int64(start) * (dims.lora * 2) + Int64(remainder(tile, per_head) * TILE + 8 * g) * 2
     query = x + (Int64(least(g, Int32(dims.rows - 1))) * dims.heads + Int64(head)) * ((dims.nope + dims.rope) * 2)
     query = query + Int64(start) * 2
     sums = [Float32(0.0)] * 16
@@ -101,10 +107,10 @@ def _tiles(
                 for n in cutlass.range_constexpr(4):
                     total[n] = total[n] + more[n]
             row = index % 4 * 2
-            value = written % per_head * TILE + index % 32 // 4 * 8 + index % 128 // 32 * 2
+            value = remainder(written, per_head) * TILE + index % 32 // 4 * 8 + index % 128 // 32 * 2
             for n in cutlass.range_constexpr(2):
                 if row + n < dims.rows:
-                    at = (row + n) * dims.heads + written // per_head
+                    at = (row + n) * dims.heads + quotient(written, per_head)
                     target = out + Int64(at) * ((dims.lora + dims.rope) * 2) + Int64(value) * 2
                     store_int(target, pair(total[n], total[n + 2]))
     cute.arch.sync_threads()

@@ -3,7 +3,7 @@
 import cutlass
 from cutlass import Int32, Int64, cute
 
-from stepkernel.cuda.device import floats, load_words, pair, store_words
+from stepkernel.cuda.device import floats, load_words, pair, quotient, remainder, store_words
 from stepkernel.cuda.dims import THREADS, ActivateDims
 from stepkernel.cuda.functions import activate as function
 from stepkernel.cuda.walk import words
@@ -17,8 +17,9 @@ def activate(
     tid, _, _ = cute.arch.thread_idx()
     x, out = words(record, dims, "x", "out")
     chunks = dims.width // 8
-    for index in cutlass.range(cta * THREADS + tid, dims.rows * chunks, ctas * THREADS, unroll=1):
-        place = Int64(index // chunks) * (dims.width * 4) + Int64(index % chunks) * 16
+    index = cta * THREADS + tid
+    while index < dims.rows * chunks:
+        place = Int64(quotient(index, chunks)) * (dims.width * 4) + Int64(remainder(index, chunks)) * 16
         gate = load_words(x + place)
         up = load_words(x + place + dims.width * 2)
         result = []
@@ -29,3 +30,4 @@ def activate(
                 pair(function(g0, u0, dims.beta, dims.linear_beta), function(g1, u1, dims.beta, dims.linear_beta))
             )
         store_words(out + Int64(index) * 16, result)
+        index = index + ctas * THREADS

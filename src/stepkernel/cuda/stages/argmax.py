@@ -7,7 +7,16 @@ they grow with it and NaN is above everything, then the inverted id.
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
-from stepkernel.cuda.device import load_floats, load_long, load_shared_long, ptx, store_int, store_shared_long
+from stepkernel.cuda.device import (
+    load_floats,
+    load_long,
+    load_shared_long,
+    ptx,
+    quotient,
+    remainder,
+    store_int,
+    store_shared_long,
+)
 from stepkernel.cuda.dims import THREADS, WARPS, ArgmaxDims
 from stepkernel.cuda.walk import arrive_last, words
 
@@ -58,11 +67,12 @@ def argmax(
 ) -> None:
     """logits f32 [rows, vocab]; out int32 [rows]; partial u64 [rows, parts]. The last CTA of a row takes the best."""
     tid, _, _ = cute.arch.thread_idx()
-    logits, out, partial, counters = words(record, dims, "logits", "out", "partial", "counters")
+    logits, out = words(record, dims, "logits", "out")
     chunks = dims.vocab // 4 // dims.parts
-    for piece in cutlass.range(cta, dims.rows * dims.parts, ctas, unroll=1):
-        row = piece // dims.parts
-        part = piece % dims.parts
+    piece = cta
+    while piece < dims.rows * dims.parts:
+        row = quotient(piece, dims.parts)
+        part = remainder(piece, dims.parts)
         best = Int64(0)
         for chunk in cutlass.range(part * chunks + tid, (part + 1) * chunks, THREADS, unroll=1):
             values = load_floats(logits + Int64(row) * (dims.vocab * 4) + Int64(chunk) * 16)
@@ -79,6 +89,7 @@ def argmax(
                 store_int(out + Int64(row) * 4, id_of(best))
             cute.arch.sync_threads()
         else:
+            partial, counters = words(record, dims, "partial", "counters")
             if tid == 0:
                 ptx("st.global.b64 [<<$r0>>], <<$r1>>;", [], partial + Int64(piece) * 8, best)
             last = arrive_last(counters + Int64(row) * 4, dims.parts, scratch + WARPS * 8)
@@ -86,3 +97,4 @@ def argmax(
                 for k in cutlass.range_constexpr(dims.parts):
                     best = better(best, load_long(partial + Int64(row) * (dims.parts * 8) + k * 8))
                 store_int(out + Int64(row) * 4, id_of(best))
+        piece = piece + ctas

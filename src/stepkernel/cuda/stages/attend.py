@@ -24,6 +24,8 @@ from stepkernel.cuda.device import (
     matrix_multiply,
     pair,
     ptx,
+    quotient,
+    remainder,
     store_floats,
     store_int,
     store_shared,
@@ -72,9 +74,10 @@ def attend(
     """
     (lengths,) = step_words(step, "lengths")
     pieces = dims.requests * dims.groups * dims.splits
-    for piece in cutlass.range(cta, pieces, ctas, unroll=1):
-        request = piece // (dims.groups * dims.splits)
-        group = piece // dims.splits % dims.groups
+    piece = cta
+    while piece < pieces:
+        request = quotient(piece, dims.groups * dims.splits)
+        group = remainder(quotient(piece, dims.splits), dims.groups)
         length = load_int(lengths + Int64(request) * 4)
         _part(piece, request, group, length, record, step, scratch, dims)
         if cutlass.const_expr(dims.splits > 1):
@@ -82,6 +85,7 @@ def attend(
             counter = counters + Int64(request * dims.groups + group) * 4
             if arrive_last(counter, dims.splits, scratch) == 1:
                 _merge(request, group, record, dims)
+        piece = piece + ctas
 
 
 @cute.jit
@@ -107,22 +111,22 @@ def _part(
     rows_at = scratch
     shares = scratch + BLOCK * 8
     maxima = shares + 2 * pairs * SHARE_STRIDE
-    blocks = (length + BLOCK - 1) // BLOCK
-    each = (blocks + dims.splits - 1) // dims.splits
-    begin = piece % dims.splits * each * BLOCK
+    blocks = quotient(length + BLOCK - 1, BLOCK)
+    each = quotient(blocks + dims.splits - 1, dims.splits)
+    begin = remainder(piece, dims.splits) * each * BLOCK
     end = least(begin + each * BLOCK, length)
     # Tokens before this one are seen by every query.
     common = length - dims.queries + 1
     limits = []
     for tile in cutlass.range_constexpr(dims.tiles):
         for n in cutlass.range_constexpr(2):
-            query = (group * pairs + 8 * tile + 2 * t + n) // dims.heads
+            query = quotient(group * pairs + 8 * tile + 2 * t + n, dims.heads)
             limits.append(least(common + query, end))
     sources = []
     for tile in cutlass.range_constexpr(dims.tiles):
         chosen = least(group * pairs + 8 * tile + g, Int32(dims.pairs - 1))
-        row = request * dims.queries + chosen // dims.heads
-        at = Int64(row * dims.heads + chosen % dims.heads) * (width * 2)
+        row = request * dims.queries + quotient(chosen, dims.heads)
+        at = Int64(row * dims.heads + remainder(chosen, dims.heads)) * (width * 2)
         sources.append(x + at + Int64(t * 16))
     largest = [nothing()] * (2 * dims.tiles)
     sums = [Float32(0.0)] * (2 * dims.tiles)
@@ -131,8 +135,8 @@ def _part(
         # Where the rows of this block lie; what is behind the end stands for the last row.
         if tid < BLOCK:
             token = least(start + tid, end - 1)
-            page = load_int(pages + (Int64(request) * page_stride + Int64(token // dims.page_tokens)) * 4)
-            at = Int64(page) * dims.page_tokens + Int64(token % dims.page_tokens)
+            page = load_int(pages + (Int64(request) * page_stride + Int64(quotient(token, dims.page_tokens))) * 4)
+            at = Int64(page) * dims.page_tokens + Int64(remainder(token, dims.page_tokens))
             store_shared_long(rows_at + tid * 8, cache + at * (width * 2))
         cute.arch.sync_threads()
         # Row g of the warp's tile is token 2g, row g + 8 token 2g + 1.
@@ -189,7 +193,7 @@ def _part(
             tail = Int32(0)
             if dims.queries > 1 and start + BLOCK > common:
                 tail = Int32(1)
-            for k in cutlass.range((least(end - start, Int32(BLOCK)) + 15) // 16, unroll=1):
+            for k in cutlass.range(quotient(least(end - start, Int32(BLOCK)) + 15, 16), unroll=1):
                 rows = []
                 for n in (0, 1, 8, 9):
                     at = load_shared_long(rows_at + (16 * k + 2 * t + n) * 8)
@@ -240,7 +244,10 @@ def _write(
     dims: cutlass.Constexpr[AttendDims],
 ) -> None:
     """The result of a part that is the whole context, or what the merge needs of it."""
-    out, partial, statistics = words(record, dims, "out", "partial", "statistics")
+    if cutlass.const_expr(dims.splits > 1):
+        partial, statistics = words(record, dims, "partial", "statistics")
+    else:
+        (out,) = words(record, dims, "out")
     tid, _, _ = cute.arch.thread_idx()
     lane = tid % 32
     warp = tid // 32
@@ -251,8 +258,11 @@ def _write(
         column = 8 * (index // 2) + 2 * t + index % 2
         chosen = group * pairs + column
         if chosen < dims.pairs:
-            if dims.splits > 1 and warp == 0 and g == 0:
-                store_floats(statistics + Int64(piece * pairs + column) * 8, [largest[index], totals[index]])
+            if cutlass.const_expr(dims.splits > 1):
+                first_lanes = warp == 0 and g == 0
+                if first_lanes:
+                    place = statistics + Int64(piece * pairs + column) * 8
+                    store_floats(place, [largest[index], totals[index]])
             if warp * 64 < dims.lora:
                 for j in cutlass.range_constexpr(4):
                     first = mixed[16 * (index // 2) + 4 * j + index % 2]
@@ -277,8 +287,8 @@ def _store(
     dims: cutlass.Constexpr[AttendDims],
 ) -> None:
     """Two latent values of a pair; a query that sees no token gives zeros."""
-    row = request * dims.queries + chosen // dims.heads
-    place = Int64(row * dims.heads + chosen % dims.heads) * (dims.lora * 2) + Int64(value) * 2
+    row = request * dims.queries + quotient(chosen, dims.heads)
+    place = Int64(row * dims.heads + remainder(chosen, dims.heads)) * (dims.lora * 2) + Int64(value) * 2
     word = Int32(0)
     if total != 0.0:
         word = pair(first / total, second / total)
@@ -294,8 +304,8 @@ def _merge(request: Int32, group: Int32, record: Int64, dims: cutlass.Constexpr[
     begin = (request * dims.groups + group) * dims.splits
     count = least(Int32(pairs), Int32(dims.pairs) - group * pairs)
     for index in cutlass.range(tid, count * half, THREADS, unroll=1):
-        column = index // half
-        value = index % half * 2
+        column = quotient(index, half)
+        value = remainder(index, half) * 2
         top = nothing()
         for k in cutlass.range(dims.splits, unroll=1):
             top = larger(top, load_float(statistics + Int64((begin + k) * pairs + column) * 8))

@@ -16,10 +16,11 @@ def combine(
     """x bf16 [rows, top_k, width], weights f32 [rows, top_k], norm bf16 [width], out bf16 [rows, width]. One CTA per
     row, because the norm needs all of it; a thread owns chunks of 8 columns."""
     tid, _, _ = cute.arch.thread_idx()
-    x, weights, norm, out = words(record, dims, "x", "weights", "norm", "out")
+    x, weights, out = words(record, dims, "x", "weights", "out")
     chunks = dims.width // 8
     turns = -(-chunks // THREADS)
-    for row in cutlass.range(cta, dims.rows, ctas, unroll=1):
+    row = cta
+    while row < dims.rows:
         sums = [Float32(0.0)] * (turns * 8)
         for slot in cutlass.range(dims.top_k, unroll=2):
             index = row * dims.top_k + slot
@@ -33,6 +34,7 @@ def combine(
                         sums[turn * 8 + 2 * k + 1] = sums[turn * 8 + 2 * k + 1] + weight * v1
         target = out + Int64(row) * (dims.width * 2)
         if cutlass.const_expr(dims.normed):
+            (norm,) = words(record, dims, "norm")
             for k in cutlass.range_constexpr(turns * 8):
                 sums[k] = rounded(sums[k])
             write_normed(sums, norm, target, scratch, Int32(1), dims.width, dims.eps)
@@ -41,3 +43,4 @@ def combine(
                 if tid + turn * THREADS < chunks:
                     result = [pair(sums[turn * 8 + 2 * k], sums[turn * 8 + 2 * k + 1]) for k in range(4)]
                     store_words(target + Int64(tid + turn * THREADS) * 16, result)
+        row = row + ctas

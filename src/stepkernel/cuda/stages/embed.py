@@ -3,7 +3,7 @@
 import cutlass
 from cutlass import Int32, Int64, cute
 
-from stepkernel.cuda.device import load_int, load_weights, store_words
+from stepkernel.cuda.device import load_int, load_weights, quotient, remainder, store_words
 from stepkernel.cuda.dims import THREADS, EmbedDims
 from stepkernel.cuda.walk import step_words, words
 
@@ -17,10 +17,12 @@ def embed(
     table, out = words(record, dims, "table", "out")
     (ids,) = step_words(step, "token_ids")
     chunks = dims.width // 8
-    for index in cutlass.range(cta * THREADS + tid, dims.rows * chunks, ctas * THREADS, unroll=1):
-        row = index // chunks
+    index = cta * THREADS + tid
+    while index < dims.rows * chunks:
+        row = quotient(index, chunks)
         token = load_int(ids + Int64(row) * 4)
-        place = Int64(index % chunks) * 16
+        place = Int64(remainder(index, chunks)) * 16
         store_words(
             out + Int64(row) * (dims.width * 2) + place, load_weights(table + Int64(token) * (dims.width * 2) + place)
         )
+        index = index + ctas * THREADS

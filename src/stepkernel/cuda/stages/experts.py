@@ -4,7 +4,7 @@ The rows of a step that chose the same expert share its weights: the first (row,
 all of them, the later ones have nothing to do, so every weight is read once. As in `linear`, a warp multiplies 16 rows
 of the weight by all rows of x; what it makes for rows that did not choose the expert is dropped. Packed weights are
 decoded to BF16, which is exact. A thread takes `chunk` consecutive columns, so that packed weights too come in wide
-loads.
+loads; the scales of a piece's rows lie one after the other and are copied to shared memory first.
 """
 
 from typing import Any
@@ -17,17 +17,20 @@ from stepkernel.cuda.device import (
     least,
     load_int,
     load_shared,
+    load_shared_byte,
     load_shared_int,
-    load_weight_byte,
     load_weights,
     load_words,
     matrix_multiply,
     pair,
     ptx,
+    quotient,
+    remainder,
     rounded,
     store_half,
     store_shared,
     store_shared_int,
+    store_shared_words,
 )
 from stepkernel.cuda.dims import THREADS, WARPS, ExpertsDims
 from stepkernel.cuda.functions import activate
@@ -58,8 +61,9 @@ def experts(
     lane = tid % 32
     groups = -(-dims.outputs // (TILE * (WARPS // dims.split)))
     slots = scratch + WARPS * 512 * (2 if dims.up else 1)
-    for piece in cutlass.range(cta, dims.rows * dims.top_k * groups, ctas, unroll=1):
-        owner = piece // groups
+    piece = cta
+    while piece < dims.rows * dims.top_k * groups:
+        owner = quotient(piece, groups)
         expert = load_int(ids + Int64(owner) * 4)
         # Which slot of each row names this expert; whether a row before the owner's does.
         own = Int32(-1)
@@ -74,12 +78,34 @@ def experts(
             mask = ballot(match)
             if lane // 4 == row:
                 own = slot_of(mask)
-            if mask != 0 and row < owner // dims.top_k:
+            if mask != 0 and row < quotient(owner, dims.top_k):
                 earlier = Int32(1)
         if earlier == 0:
             if tid < 32 and lane % 4 == 0:
                 store_shared_int(slots + lane, own)
-            _tiles(piece % groups, expert, own, slots, record, scratch, dims)
+            if cutlass.const_expr(dims.packed):
+                _stage_scales(remainder(piece, groups), expert, record, slots + 32, dims)
+            _tiles(remainder(piece, groups), expert, own, slots, record, scratch, dims)
+        piece = piece + ctas
+
+
+@cute.jit
+def _stage_scales(
+    group: Int32, expert: Int32, record: Int64, target: Int32, dims: cutlass.Constexpr[ExpertsDims]
+) -> None:
+    """Scales of the piece's rows to shared memory, matrix after matrix. Tiles of 16 rows make all sizes multiples of 16
+    bytes."""
+    tid, _, _ = cute.arch.thread_idx()
+    rows = TILE * (WARPS // dims.split)
+    line = dims.inputs // 32
+    start = group * rows
+    chunks = quotient(least(Int32(dims.outputs) - start, Int32(rows)) * line, 16)
+    for m in cutlass.range_constexpr(2 if dims.up else 1):
+        (scales,) = words(record, dims, ("first_scale", "second_scale")[m])
+        source = scales + (Int64(expert) * dims.outputs + Int64(start)) * line
+        for chunk in cutlass.range(tid, chunks, THREADS, unroll=1):
+            store_shared_words(target + m * rows * line + chunk * 16, load_weights(source + Int64(chunk) * 16))
+    cute.arch.sync_threads()
 
 
 @cute.jit
@@ -92,7 +118,7 @@ def _tiles(
     scratch: Int32,
     dims: cutlass.Constexpr[ExpertsDims],
 ) -> None:
-    x, out, x_stride = words(record, dims, "x", "out", "x_stride")
+    x, out = words(record, dims, "x", "out")
     tid, _, _ = cute.arch.thread_idx()
     lane = tid % 32
     warp = tid // 32
@@ -104,10 +130,12 @@ def _tiles(
     columns = 4 * dims.chunk
     turns = dims.inputs // columns // dims.split
     row = least(g, Int32(dims.rows - 1))
-    source = x + Int64(row) * x_stride
-    if cutlass.const_expr(not dims.up):
+    if cutlass.const_expr(dims.up):
+        (x_stride,) = words(record, dims, "x_stride")
+        source = x + Int64(row) * x_stride
+    else:
         source = x + Int64(row * dims.top_k + (own if own >= 0 else Int32(0))) * (dims.inputs * 2)
-    bases = row_addresses(record, expert, tile, g, dims)
+    bases = row_addresses(record, expert, group, tile, g, slots + 32, dims)
     sums = [[Float32(0.0)] * 4 for _ in range(matrices)]
     if tile < dims.outputs:
         for turn in cutlass.range(turns, unroll=min(2, turns)):
@@ -151,17 +179,22 @@ def _tiles(
     cute.arch.sync_threads()
 
 
-def row_addresses(record: Any, expert: Any, tile: Any, g: Any, dims: ExpertsDims) -> list[tuple[Any, Any]]:
-    """(values, scales) of the rows tile + g and tile + g + 8 of every matrix; scales 0 if there are none."""
+def row_addresses(
+    record: Any, expert: Any, group: Any, tile: Any, g: Any, staged: Any, dims: ExpertsDims
+) -> list[tuple[Any, Any]]:
+    """(values, scales) of the rows tile + g and tile + g + 8 of every matrix: a global and a shared address. staged:
+    scales of the piece; without scales these addresses say nothing."""
+    rows = TILE * (WARPS // dims.split)
     found = []
-    for name in ("first", "second")[: 2 if dims.up else 1]:
-        values, scales = words(record, dims, name, f"{name}_scale")
+    for m, name in enumerate(("first", "second")[: 2 if dims.up else 1]):
+        (values,) = words(record, dims, name)
         for row in (tile + g, tile + g + 8):
-            index = Int64(expert) * dims.outputs + Int64(least(row, Int32(dims.outputs - 1)))
-            if dims.packed:
-                found.append((values + index * (dims.inputs // 2), scales + index * (dims.inputs // 32)))
-            else:
-                found.append((values + index * (dims.inputs * 2), Int64(0)))
+            inside = least(row, Int32(dims.outputs - 1))
+            place = (Int64(expert) * dims.outputs + Int64(inside)) * (
+                dims.inputs // 2 if dims.packed else dims.inputs * 2
+            )
+            scales = staged + (m * rows + inside - group * rows) * (dims.inputs // 32)
+            found.append((values + place, scales))
     return found
 
 
@@ -170,8 +203,8 @@ def weights_of(base: tuple[Any, Any], place: Any, dims: ExpertsDims) -> list[Any
     values, scales = base
     if not dims.packed:
         return load_weights(values + Int64(place) * 2)
-    packed = load_weights(values + Int64(place // 2), dims.chunk // 8)
-    scale = scale_word(load_weight_byte(scales + Int64(place // 32)), dims.hardware)
+    packed = load_weights(values + Int64(quotient(place, 2)), dims.chunk // 8)
+    scale = scale_word(load_shared_byte(scales + quotient(place, 32)), dims.hardware)
     found = []
     for word in packed:
         found += decode(word, scale, dims.hardware)

@@ -19,6 +19,8 @@ from stepkernel.cuda.device import (
     load_shared,
     load_shared_floats,
     pair,
+    quotient,
+    remainder,
     store_float,
     store_floats,
     store_half,
@@ -43,10 +45,11 @@ def kda(cta: Int32, ctas: Int32, record: Int64, step: Int64, scratch: Int32, dim
     """
     (table,) = words(record, dims, "slots")
     stride, accepted = step_words(step, "slot_stride", "accepted")
-    for piece in cutlass.range(cta, dims.requests * dims.heads * dims.parts, ctas, unroll=1):
-        request = piece // (dims.heads * dims.parts)
-        head = piece // dims.parts % dims.heads
-        part = piece % dims.parts
+    piece = cta
+    while piece < dims.requests * dims.heads * dims.parts:
+        request = quotient(piece, dims.heads * dims.parts)
+        head = remainder(quotient(piece, dims.parts), dims.heads)
+        part = remainder(piece, dims.parts)
         slots = table + Int64(request) * stride * 4
         first = load_int(accepted + Int64(request) * 4) - 1
         window = load_int(slots)
@@ -65,6 +68,7 @@ def kda(cta: Int32, ctas: Int32, record: Int64, step: Int64, scratch: Int32, dim
         elif part == 0:
             _zeros(request, head, record, dims)
         cute.arch.sync_threads()
+        piece = piece + ctas
 
 
 def layout(scratch: Any, dims: KdaDims) -> tuple[Any, Any, Any, Any, Any, Any]:
@@ -167,7 +171,8 @@ def _recur(
     dims: cutlass.Constexpr[KdaDims],
 ) -> None:
     """Decay, correction, update and output of this part's value rows, query by query (spec 2.5.6)."""
-    state, slot_bytes, partial = words(record, dims, "state", "state_slot", "partial")
+    state, slot_bytes = words(record, dims, "state", "state_slot")
+    (partial,) = words(record, dims, "partial") if dims.parts > 1 else (Int64(0),)
     tid, _, _ = cute.arch.thread_idx()
     lane = tid % 32
     warp = tid // 32
@@ -213,7 +218,7 @@ def _recur(
 @cute.jit
 def _finish(request: Int32, head: Int32, record: Int64, scratch: Int32, dims: cutlass.Constexpr[KdaDims]) -> None:
     """RMSNorm over the values of the head, times the sigmoid of the gate; a warp for each query (spec 2.5.7)."""
-    gate, out, norm, partial = words(record, dims, "gate", "out", "norm", "partial")
+    gate, out, norm = words(record, dims, "gate", "out", "norm")
     tid, _, _ = cute.arch.thread_idx()
     lane = tid % 32
     _, _, _, _, _, o_at = layout(scratch, dims)
@@ -221,6 +226,7 @@ def _finish(request: Int32, head: Int32, record: Int64, scratch: Int32, dims: cu
     if tid // 32 < dims.queries:
         index = ((request * dims.queries + tid // 32) * dims.heads + head) * D + lane * 4
         if cutlass.const_expr(dims.parts > 1):
+            (partial,) = words(record, dims, "partial")
             o = load_floats(partial + Int64(index) * 4)
         else:
             o = load_shared_floats(o_at + tid * 16)

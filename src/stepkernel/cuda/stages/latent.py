@@ -16,12 +16,11 @@ def latent(
     """kv bf16 [rows, lora + rope]; cache bf16 rows of the same width; query and query_out bf16 [rows, rank]. A row with
     a negative cache slot is not written; the rope part is copied."""
     tid, _, _ = cute.arch.thread_idx()
-    kv, norm, cache, query, query_norm, query_out = words(
-        record, dims, "kv", "norm", "cache", "query", "query_norm", "query_out"
-    )
+    kv, norm, cache = words(record, dims, "kv", "norm", "cache")
     (slots,) = step_words(step, "slot_mapping")
     width = (dims.lora + dims.rope) * 2
-    for piece in cutlass.range(cta, dims.rows * (2 if dims.rank else 1), ctas, unroll=1):
+    piece = cta
+    while piece < dims.rows * (2 if dims.rank else 1):
         if piece < dims.rows:
             slot = load_long(slots + Int64(piece) * 8)
             kept = Int32(0)
@@ -35,5 +34,7 @@ def latent(
                 place = dims.lora * 2 + Int64(tid) * 16
                 store_words(target + place, load_words(source + place))
         elif cutlass.const_expr(dims.rank > 0):
+            query, query_norm, query_out = words(record, dims, "query", "query_norm", "query_out")
             start = Int64(piece - dims.rows) * (dims.rank * 2)
             norm_row(query + start, query_norm, query_out + start, scratch, Int32(1), dims.rank, dims.eps)
+        piece = piece + ctas

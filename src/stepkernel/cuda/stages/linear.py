@@ -18,6 +18,8 @@ from stepkernel.cuda.device import (
     load_words,
     matrix_multiply,
     pair,
+    quotient,
+    remainder,
     rounded,
     store_float,
     store_half,
@@ -41,15 +43,15 @@ def linear(
     (count, first) = words(record, dims, "outputs", "first")
     outputs = Int32(count)
     group = WARPS // dims.split * TILE
-    for piece in cutlass.range((cta + ctas - Int32(first)) % ctas, (outputs + group - 1) // group, ctas, unroll=1):
+    piece = remainder(cta + ctas - remainder(Int32(first), ctas), ctas)
+    while piece * group < outputs:
         _tiles(piece, outputs, record, scratch, dims)
+        piece = piece + ctas
 
 
 @cute.jit
 def _tiles(piece: Int32, outputs: Int32, record: Int64, scratch: Int32, dims: cutlass.Constexpr[LinearDims]) -> None:
-    weight, x, out, gate, x_stride, out_stride = words(
-        record, dims, "weight", "x", "out", "gate", "x_stride", "out_stride"
-    )
+    weight, x, out, x_stride, out_stride = words(record, dims, "weight", "x", "out", "x_stride", "out_stride")
     tid, _, _ = cute.arch.thread_idx()
     lane = tid % 32
     warp = tid // 32
@@ -64,11 +66,11 @@ def _tiles(piece: Int32, outputs: Int32, record: Int64, scratch: Int32, dims: cu
     row_a = weight + Int64(t * 16)
     row_b = row_a
     if cutlass.const_expr(dims.per_head > 0):
-        row_a = row_a + Int64(upper // dims.per_head) * dims.head_bytes
-        row_b = row_b + Int64(lower // dims.per_head) * dims.head_bytes
-        row_a = row_a + Int64(upper % dims.per_head) * (dims.inputs * 2)
-        row_b = row_b + Int64(lower % dims.per_head) * (dims.inputs * 2)
-        row_x = row_x + Int64(upper // dims.per_head) * (dims.inputs * 2)
+        row_a = row_a + Int64(quotient(upper, dims.per_head)) * dims.head_bytes
+        row_b = row_b + Int64(quotient(lower, dims.per_head)) * dims.head_bytes
+        row_a = row_a + Int64(remainder(upper, dims.per_head)) * (dims.inputs * 2)
+        row_b = row_b + Int64(remainder(lower, dims.per_head)) * (dims.inputs * 2)
+        row_x = row_x + Int64(quotient(upper, dims.per_head)) * (dims.inputs * 2)
     else:
         row_a = row_a + Int64(upper) * (dims.inputs * 2)
         row_b = row_b + Int64(lower) * (dims.inputs * 2)
@@ -101,6 +103,7 @@ def _tiles(piece: Int32, outputs: Int32, record: Int64, scratch: Int32, dims: cu
             if cutlass.const_expr(dims.scale != 1.0):
                 total = total * dims.scale
             if cutlass.const_expr(dims.gated):
+                (gate,) = words(record, dims, "gate")
                 open_gate, _ = floats(load_half(gate + (Int64(row) * Int64(outputs) + Int64(output)) * 2))
                 total = rounded(total) * sigmoid(open_gate)
             if cutlass.const_expr(dims.to_bf16):

@@ -4,6 +4,8 @@ A thread owns the same chunks of 8 columns of every source. Scores need one pass
 from L2; the mixed values stay in registers for the norm.
 """
 
+from typing import Any
+
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
@@ -32,18 +34,25 @@ def mix_norm(
 ) -> None:
     """prefix, delta, second, out bf16 [rows, width]; blocks bf16 [copies, rows, width]; score f32 [width]: norm times
     query of the mix; norm bf16 [width]; tap bf16 rows."""
-    for row in cutlass.range(cta, dims.rows, ctas, unroll=1):
+    row = cta
+    while row < dims.rows:
         _update(row, record, dims)
         _mix(row, record, scratch, dims)
+        row = row + ctas
+
+
+def _of_blocks(record: Any, dims: MixNormDims, *names: str) -> list[Any]:
+    """Words that say something where blocks are saved only: without any, zeros that the compiler knows, so that no code
+    is made for them."""
+    return words(record, dims, *names) if dims.sources > 0 else [Int64(0)] * len(names)
 
 
 @cute.jit
 def _update(row: Int32, record: Int64, dims: cutlass.Constexpr[MixNormDims]) -> None:
     """The new prefix and its copies; every thread writes and later reads back its own chunks only."""
     tid, _, _ = cute.arch.thread_idx()
-    prefix, delta, second, save, restart, tap, tap_stride, tap_mixed = words(
-        record, dims, "prefix", "delta", "second", "save", "restart", "tap", "tap_stride", "tap_mixed"
-    )
+    prefix, delta, second, tap, tap_stride = words(record, dims, "prefix", "delta", "second", "tap", "tap_stride")
+    save, restart, tap_mixed = _of_blocks(record, dims, "save", "restart", "tap_mixed")
     start = Int64(row) * (dims.width * 2)
     for chunk in cutlass.range(tid, dims.width // CHUNK, THREADS, unroll=1):
         place = start + Int64(chunk) * 16
@@ -74,8 +83,9 @@ def _update(row: Int32, record: Int64, dims: cutlass.Constexpr[MixNormDims]) -> 
 @cute.jit
 def _mix(row: Int32, record: Int64, scratch: Int32, dims: cutlass.Constexpr[MixNormDims]) -> None:
     tid, _, _ = cute.arch.thread_idx()
-    prefix, blocks, score, norm, out, count, rounds, tap, tap_stride, tap_mixed = words(
-        record, dims, "prefix", "blocks", "score", "norm", "out", "sources", "round", "tap", "tap_stride", "tap_mixed"
+    prefix, norm, out, tap, tap_stride = words(record, dims, "prefix", "norm", "out", "tap", "tap_stride")
+    blocks, score, count, rounds, tap_mixed = _of_blocks(
+        record, dims, "blocks", "score", "sources", "round", "tap_mixed"
     )
     sources = Int32(count)
     chunks = dims.width // CHUNK

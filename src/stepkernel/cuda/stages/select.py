@@ -14,10 +14,10 @@ from stepkernel.cuda.walk import words
 
 
 def order(key: Float32) -> Int32:
-    """Unsigned bits that grow with the key; -0 counts as 0, NaN gives 1."""
+    """Unsigned bits that grow with the key, 1 for NaN. A key is never -0: it is a sum that begins with a sigmoid."""
     code = (
-        "{ .reg .pred n; .reg .b32 b, s; .reg .f32 v; add.f32 v, <<$r0>>, 0f00000000; mov.b32 b, v; "
-        "shr.s32 s, b, 31; or.b32 s, s, 0x80000000; xor.b32 b, b, s; setp.nan.f32 n, v, v; "
+        "{ .reg .pred n; .reg .b32 b, s; mov.b32 b, <<$r0>>; "
+        "shr.s32 s, b, 31; or.b32 s, s, 0x80000000; xor.b32 b, b, s; setp.nan.f32 n, <<$r0>>, <<$r0>>; "
         "selp.b32 <<$w0>>, 1, b, n; }"
     )
     return ptx(code, [Int32], key)
@@ -48,7 +48,8 @@ def select(
     logits, bias, ids, weights = words(record, dims, "logits", "bias", "ids", "weights")
     held = -(-dims.experts // 32)
     if tid < 32:
-        for row in cutlass.range(cta, dims.rows, ctas, unroll=1):
+        row = cta
+        while row < dims.rows:
             start = logits + Int64(row) * (dims.experts * 4)
             keys = [Int32(0)] * held
             for k in cutlass.range_constexpr(held):
@@ -80,3 +81,4 @@ def select(
                 place = Int64(row * dims.top_k + tid) * 4
                 store_int(ids + place, mine)
                 store_float(weights + place, weight * dims.scaling)
+            row = row + ctas
