@@ -1,11 +1,20 @@
 """The score of the mutation study may not fall; what it does to the kernels' text."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from stepkernel.cuda.mutation import LEAST, Outcome, last_line_of_walk, summary, without_a_cta, write
+from stepkernel.cuda.mutation import (
+    LEAST,
+    Outcome,
+    known_reasons,
+    last_line_of_walk,
+    summary,
+    without_a_cta,
+    write,
+)
 from support.cuda import PTX, case_of, text
 
 
@@ -15,6 +24,7 @@ def test_the_recorded_score() -> None:
     assert found["noticed"] + len(found["survivors"]) == found["mutants"]
     assert found["rate"] >= LEAST
     assert sum(found["how"].values()) == found["noticed"]
+    assert all(survivor["why"] for survivor in found["survivors"]), "a survivor needs an explanation"
     kinds = {"barrier gone", "store gone", "order weaker", "scope narrower", "address moved", "register", "comparison"}
     assert kinds <= set(found["kinds"])
 
@@ -24,13 +34,22 @@ def test_a_lower_score_is_not_written(tmp_path: Path) -> None:
         return [Outcome("k", "store gone", n, "st", "", "race" if n < noticed else "") for n in range(100)]
 
     path = tmp_path / "mutation.json"
-    with pytest.raises(ValueError, match=r"79\.0% of the mutants"):
-        write(path, summary(outcomes(79), "hash"))
+    with pytest.raises(ValueError, match=r"89\.0% of the mutants"):
+        write(path, summary(outcomes(89), "hash"))
     assert not path.exists()
     write(path, summary(outcomes(99), "hash"))
     with pytest.raises(ValueError, match=r"98\.0% of the mutants were noticed, at least 99\.0%"):
         write(path, summary(outcomes(98), "hash"))
     assert json.loads(path.read_text())["rate"] == 0.99
+
+
+def test_explanations_are_kept(tmp_path: Path) -> None:
+    outcomes = [Outcome("k", "store gone", 3, "st", "", ""), Outcome("k", "register", 5, "a", "b", "race")]
+    found = summary(outcomes, "hash", {"k: store gone: st -> ": "nobody reads it"})
+    assert [survivor["why"] for survivor in found["survivors"]] == ["nobody reads it"]
+    (tmp_path / "mutation.json").write_text(json.dumps(found))
+    again = summary([replace(outcomes[0], line=99)], "other", known_reasons(tmp_path / "mutation.json"))
+    assert again["survivors"][0]["why"] == "nobody reads it"
 
 
 def test_the_walk_and_its_patience_are_found_in_the_text() -> None:

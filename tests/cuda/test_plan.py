@@ -113,9 +113,7 @@ def test_programs_and_caches_that_do_not_fit_are_refused() -> None:
         CudaExecutor(plan, weights, allocate_caches(config, 4, 3, 16, state_dtype="bfloat16"), device)
     with pytest.raises(ValueError, match="pages of 32 tokens, planned for 16"):
         CudaExecutor(plan, weights, allocate_caches(config, 4, 3, 32), device)
-    heads = replace(config.linear_attention, num_heads=2)
-    half = replace(config, moe_intermediate_size=64, linear_attention=heads)
-    shared = make_plan(build_program(half, Shard(0, 2)), geometry)
+    shared = make_plan(build_program(replace(config, num_heads=4), Shard(0, 2)), geometry)
     with pytest.raises(ValueError, match="rank 0 of 2"):
         CudaExecutor(shared, weights, good, device)
     assert good.latent[0].dtype == ml_dtypes.bfloat16

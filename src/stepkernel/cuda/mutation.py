@@ -21,7 +21,7 @@ from stepkernel.cuda.step_block import FAILURE
 from stepkernel.model.weights import Weights
 from stepkernel.program.inputs import StepInputs
 
-LEAST = 0.8  # of the mutants must be noticed; the score that is kept may be higher and may not fall
+LEAST = 0.9  # of the mutants must be noticed; the score that is kept may be higher and may not fall
 SLOWER = 20  # times the instructions of the kernel itself: a mutant that runs longer hangs
 DRAW = 0  # seed of the draw of mutants, the same for every kernel
 LONG_CONTEXTS = (300, 5, 130)  # several blocks of the attention, a page that begins, pages that are full
@@ -212,8 +212,8 @@ def _step(item: Case, ptx: str, model: Emulated, limit: int) -> Run:
 
 
 def _step_after_days(item: Case, ptx: str, model: Emulated, limit: int) -> Run:
-    """In a random order; the count of arrivals has more than 32 bits."""
-    step = model.step(ptx, seed=1, instruction_limit=limit, barriers_before=1 << 33)
+    """In a random order; the arrivals have more than 32 bits, and the lower 32 are no multiple of the grid."""
+    step = model.step(ptx, seed=1, instruction_limit=limit, barriers_before=(1 << 33) // item.grid + 1)
     return Run("wrong result" if step.wrong else "", step.result.instructions)
 
 
