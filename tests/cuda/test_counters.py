@@ -48,5 +48,7 @@ def test_weights_are_read_once(name: str, arch: str) -> None:
             known = {stage.layer: distinct} if isinstance(stage, (ExpertsUp, ExpertsDown)) else None
             expected = cost(stage, Load(case.requests, case.queries), known).weight_bytes
             assert 0.97 <= read / expected <= 1.03, (stage.name, read, expected)
+            sums = [t for t in traffic if "st.shared.v4.f32" in t.instruction]
+            assert all(t.transfers == t.ideal for t in sums), f"{stage.name}: conflicts where sums are stored"
             seen.add(type(stage))
     assert seen == set(WEIGHTED)
