@@ -86,7 +86,17 @@ def machine_of(
         shadow=np.zeros((cells, state.SHADOW_COLUMNS), np.int32),
         readers=np.zeros((readers, clock), np.int32),
         free=np.arange(readers + 1, dtype=np.int32),
+        multicast=_multicast(memory),
     )
+
+
+def _multicast(memory: Memory) -> NDArray[np.int64]:
+    most = max((len(m.places) for m in memory.multicasts), default=1)
+    table = np.zeros((max(1, len(memory.multicasts)), state.R_FIRST + most), np.int64)
+    for row, found in zip(table, memory.multicasts, strict=False):
+        row[: state.R_FIRST] = found.address, found.size
+        row[state.R_FIRST : state.R_FIRST + len(found.places)] = found.places
+    return table
 
 
 def _has(code: Code, *ops: int) -> bool:
@@ -94,7 +104,7 @@ def _has(code: Code, *ops: int) -> bool:
 
 
 def _objects(code: Code) -> int:
-    ops = (codes.LOAD, codes.STORE)
+    ops = (codes.LOAD, codes.STORE, codes.STORE_ALL)
     strong = np.isin(code.rows[:, state.C_OP], ops) & (code.rows[:, state.C_P + 3] != codes.WEAK)
     needed = strong.any() or _has(code, codes.ATOMIC, codes.MBARRIER_INIT)
     return OBJECTS if needed else 16

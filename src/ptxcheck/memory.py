@@ -1,6 +1,7 @@
 """Global memory of a launch: named allocations of all ranks in one address space."""
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,16 @@ class Allocation:
     constant: bool
 
 
+@dataclass(frozen=True)
+class Multicast:
+    """Addresses from `address` on stand for as many bytes behind each of `places`."""
+
+    name: str
+    address: int
+    size: int
+    places: tuple[int, ...]
+
+
 class Memory:
     """Allocations; their contents stay between launches.
 
@@ -31,6 +42,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.allocations: list[Allocation] = []
+        self.multicasts: list[Multicast] = []
         self._parts: dict[bool, list[tuple[NDArray[np.uint8], NDArray[np.uint8]]]] = {False: [], True: []}
         self._of_kind: dict[bool, list[Allocation]] = {False: [], True: []}
         self._starts: dict[bool, list[int]] = {False: [], True: []}
@@ -44,6 +56,16 @@ class Memory:
     def empty(self, name: str, size: int) -> int:
         """`size` uninitialised bytes; reading them is reported, and finds 0xFF (NaN in every floating format)."""
         return self._add(name, np.full(size, 0xFF, np.uint8), state.UNSET, False)
+
+    def multicast(self, name: str, addresses: Sequence[int]) -> int:
+        """An address for `multimem.st`: what is stored there goes to the same place behind each of `addresses`, which
+        are whole allocations of one size."""
+        found = [self._find(address)[0] for address in addresses]
+        if len({a.size for a in found}) != 1 or [a.address for a in found] != list(addresses):
+            raise ValueError(f"{name}: expected whole allocations of one size, got {[a.name for a in found]}")
+        start = state.MULTICAST_BASE + sum(-(-m.size // 256) * 256 + 256 for m in self.multicasts)
+        self.multicasts.append(Multicast(name, start, found[0].size, tuple(addresses)))
+        return start
 
     def get(self, address: int, shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """A copy of what lies at an address, which is one returned by `put` or `empty`, or lies behind it."""

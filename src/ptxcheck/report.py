@@ -28,6 +28,7 @@ TITLES = {
     state.F_WRITE_CONSTANT: "write to constant memory",
     state.F_TABLE_FULL: "the checker's own tables are full; use a smaller launch",
     state.F_BARRIER_ID: "barrier: number outside of 0..15",
+    state.F_NO_MULTICAST: "multimem: no multicast address",
 }
 
 

@@ -42,7 +42,8 @@ class Words:
         kind, pc, warp, lane, value, other = (int(x) for x in row)
         i = self.code.origin[pc]
         where = f"{self.entity(warp)} lane {lane}"
-        if kind in (state.F_UNSET_READ, state.F_OUT_OF_BOUNDS, state.F_MISALIGNED, state.F_WRITE_CONSTANT):
+        address_kinds = (state.F_UNSET_READ, state.F_OUT_OF_BOUNDS, state.F_MISALIGNED, state.F_WRITE_CONSTANT)
+        if kind in (*address_kinds, state.F_NO_MULTICAST):
             where += f", {self.address(value)}"
         elif state.F_RACE_WRITE_READ <= kind <= state.F_RACE_LANES:
             where += f", {self.place(value << int(self.m.scalars[state.CELL_SHIFT]))}, with {self.entity(other)}"

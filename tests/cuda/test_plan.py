@@ -1,6 +1,7 @@
 """Programs as records, and what the GPU kernel refuses."""
 
 from dataclasses import fields, replace
+from typing import cast
 
 import ml_dtypes
 import numpy as np
@@ -17,8 +18,11 @@ from stepkernel.cuda.dims import (
     KdaDims,
     LinearDims,
 )
-from stepkernel.cuda.emulate import EmulatedDevice
+from stepkernel.cuda.emulate import EmulatedDevice, EmulatedGroup
 from stepkernel.cuda.executor import CudaExecutor
+from stepkernel.cuda.gpu import GpuDevice
+from stepkernel.cuda.gpu_peers import IpcPeers
+from stepkernel.cuda.group_cases import ranks
 from stepkernel.cuda.plan import Geometry, Plan, make_plan
 from stepkernel.cuda.spec import KernelSpec
 from stepkernel.model.shard import Shard
@@ -31,21 +35,40 @@ from support.random_weights import RandomWeights
 def test_every_stage_kind_and_every_word_is_planned() -> None:
     kinds = {dims.kind for case in small() for dims in case.plan().codes}
     assert len(kinds) == 12
+    assert {dims.kind for case in ranks() for dims in case.plan().codes} == kinds | {"exchange", "norm", "merge"}
     assert {dims.kind for case in stages() for dims in case.plan().codes} == kinds
-    for case in (*small(), *published()):
+    for case in (*small(), *published(), *ranks()):
         plan = case.plan()
-        assert len(plan.codes) <= 24, "code that differs in a few numbers belongs into records"
+        most = 24 if case.ranks == 1 else 28  # exchanges take four
+        assert len(plan.codes) <= most, "code that differs in a few numbers belongs into records"
         for record in plan.records:
             assert set(record.words) == set(plan.codes[record.code].words)
             assert HEADER_BYTES + 8 * len(record.words) <= RECORD_BYTES
         assert [first for first, _ in plan.ranges[1:]] == [last for _, last in plan.ranges[:-1]]
 
 
-def test_only_the_first_record_of_a_stage_waits() -> None:
+def test_records_wait_at_the_start_of_a_stage_and_for_other_ranks() -> None:
     plan = small()[0].plan()
     for first, last in plan.ranges:
         assert not any(record.wait for record in plan.records[first + 1 : last])
     assert plan.records[1].wait
+    for case in ranks():
+        plan = case.plan()
+        for first, last in plan.ranges:
+            for record in plan.records[first + 1 : last]:
+                kind = plan.codes[record.code].kind
+                assert record.wait == (kind in ("norm", "merge") or record.words.get("opens") == 1)
+
+
+def test_ranks_have_the_same_kernel_and_count_the_same_exchanges() -> None:
+    for case in (*ranks(), published()[2]):
+        plans = [case.plan(rank) for rank in range(min(case.ranks, 4))]
+        assert len({plan.codes for plan in plans}) == 1
+        assert len({plan.slot_bytes for plan in plans}) == 1
+        opened = [record.words["number"] for record in plans[-1].records if record.words.get("opens")]
+        assert opened == list(range(len(opened)))
+        greeting = [record.words["number"] for record in plans[0].records if record.words.get("greets")]
+        assert greeting == [0]
 
 
 def test_the_warps_of_a_tile_take_the_same_number_of_steps() -> None:
@@ -61,12 +84,15 @@ def test_the_tiles_of_kimi_k3_over_16_ranks_are_those_that_are_executed() -> Non
     """Whatever a CTA's piece of work depends on, apart from rows and how CTAs share them."""
     shares = {"rows", "requests", "queries", "heads", "parts", "splits", "tiles", "experts", "vocab", "sources"}
     shares |= {"page_tokens", "scale", "head_bytes"}
+    # What is there for other ranks alone; their exchanges have tests of their own.
+    shares |= {"shared", "partial", "normed", "to_bf16"}
 
     def tiles(plan: Plan) -> set[tuple[str, ...]]:
         found = set()
         for dims in plan.codes:
             kept = {field.name for field in fields(dims)} - shares
-            found.add((dims.kind, *(f"{name} {getattr(dims, name)}" for name in sorted(kept))))
+            if dims.kind not in ("exchange", "norm"):
+                found.add((dims.kind, *(f"{name} {getattr(dims, name)}" for name in sorted(kept))))
         return found
 
     for case in published():
@@ -113,7 +139,24 @@ def test_programs_and_caches_that_do_not_fit_are_refused() -> None:
         CudaExecutor(plan, weights, allocate_caches(config, 4, 3, 16, state_dtype="bfloat16"), device)
     with pytest.raises(ValueError, match="pages of 32 tokens, planned for 16"):
         CudaExecutor(plan, weights, allocate_caches(config, 4, 3, 32), device)
-    shared = make_plan(build_program(replace(config, num_heads=4), Shard(0, 2)), geometry)
-    with pytest.raises(ValueError, match="rank 0 of 2"):
-        CudaExecutor(shared, weights, good, device)
     assert good.latent[0].dtype == ml_dtypes.bfloat16
+
+
+def test_ranks_that_do_not_fit_are_refused() -> None:
+    case = ranks()[0]
+    group = EmulatedGroup(2, "", case.spec())
+    caches = allocate_caches(case.config, 4, 3, 16, drafts=1, shard=Shard(1, 2))
+    half, full = (RandomWeights(case.config, shard=shard) for shard in (Shard(1, 2), Shard()))
+    with pytest.raises(ValueError, match="rank 1 of 2: no peers, expected"):
+        CudaExecutor(case.plan(1), half, caches, group.devices[1])
+    with pytest.raises(ValueError, match="rank 1 of 2: peers of rank 0 of 2"):
+        CudaExecutor(case.plan(1), half, caches, group.devices[1], group.peers[0])
+    with pytest.raises(ValueError, match=r"weights of Shard\(rank=0, size=1\)"):
+        CudaExecutor(case.plan(1), full, caches, group.devices[1], group.peers[1])
+    odd = replace(case.config, num_experts=6, experts_per_token=3)
+    with pytest.raises(ValueError, match=r"moe\.front: parts of 12 bytes for each rank, multiples of 16"):
+        make_plan(build_program(odd, Shard(0, 2)), Geometry(4, 16, 2))
+    with pytest.raises(ValueError, match="multicast address are not supported yet"):
+        IpcPeers(cast(GpuDevice, None), 0, 2, lambda own: [own, own]).mailboxes(1024, True)
+    with pytest.raises(ValueError, match="rank 2 of 2"):
+        IpcPeers(cast(GpuDevice, None), 2, 2, lambda own: [own, own])

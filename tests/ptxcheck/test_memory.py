@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ptxcheck import LaunchError, Memory, launch
+from ptxcheck import LaunchError, Memory, PtxError, launch
 from support.ptx import OWN_GLOBAL, OWN_WORD, kernel
 
 SEEDS = (None, 1, 2)
@@ -157,6 +157,18 @@ def test_ranks_need_the_scope_of_the_system() -> None:
         message(*GOOD[0], ranks=2)
 
 
+@pytest.mark.parametrize(("narrow", "wide", "ctas", "ranks"), [("cta", "gpu", 2, 1), ("gpu", "sys", 1, 2)])
+def test_strong_stores_race_beyond_their_scope(narrow: str, wide: str, ctas: int, ranks: int) -> None:
+    """Values differ by CTA and rank, so that no store is one of what is there already."""
+    memory = Memory()
+    target = memory.put("target", np.zeros(1, np.uint32))
+    arguments = [[target, 7 + rank] for rank in range(ranks)]
+    body = "cvt.u32.u64 %r2, %d1; add.u32 %r2, %r2, %r1; st.relaxed.{}.global.b32 [%d0], %r2;"
+    launch(kernel(body.format(wide)), ctas, 1, arguments, memory)
+    with pytest.raises(LaunchError, match="race"):
+        launch(kernel(body.format(narrow)), ctas, 1, arguments, memory)
+
+
 def test_atomics_count_and_return() -> None:
     body = OWN_GLOBAL + "atom.relaxed.gpu.global.add.u32 %r5, [%d0], 3; st.global.b32 [%d9], %r5;"
     memory = Memory()
@@ -229,3 +241,20 @@ def test_arguments_and_shapes_are_checked() -> None:
         launch(kernel(COPY), 1, 2048, [a, a], memory)
     with pytest.raises(ValueError, match="grid 0"):
         launch(kernel(COPY), 0, 64, [a, a], memory)
+
+
+def test_a_multicast_store_reaches_all_ranks() -> None:
+    memory = Memory()
+    places = [memory.put(f"of rank {rank}", np.zeros(8, np.uint32)) for rank in range(2)]
+    everywhere = memory.multicast("all", places)
+    body = "mov.b32 %r2, 7; multimem.st.relaxed.sys.global.v4.f32 [%d0+16], {%r2, %r2, %r2, %r2};"
+    launch(kernel(body), 1, 1, [everywhere, 0], memory)
+    for place in places:
+        assert memory.get(place, 8, np.uint32).tolist() == [0] * 4 + [7] * 4
+    assert "no multicast address" in complaint(kernel(body), places[0], 0, memory=memory, block=1)
+    assert "no multicast address" in complaint(kernel(body), everywhere + 16, 0, memory=memory, block=1)
+    assert "out of bounds" in complaint(kernel("st.global.b32 [%d0], 1;"), everywhere, 0, memory=memory, block=1)
+    with pytest.raises(ValueError, match="one size"):
+        memory.multicast("odd", [places[0], memory.put("short", np.zeros(1))])
+    with pytest.raises(PtxError, match="not supported"):
+        launch(kernel("mov.b32 %r2, 7; multimem.st.global.b32 [%d0], %r2;"), 1, 1, [everywhere, 0], memory)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from stepkernel.cuda.cases import Case, StageCase, small, stages, tiny, wide, wide_stages
 from stepkernel.cuda.check import Emulated, live_contexts
+from stepkernel.cuda.group_cases import ExchangeCase
 from stepkernel.cuda.manifest import recorded
 from support.random_weights import RandomWeights
 
@@ -25,7 +26,7 @@ def case_of(name: str) -> Case:
 
 
 @lru_cache(maxsize=64)
-def text(case: Case | StageCase, arch: str = ARCHES[0]) -> str:
+def text(case: Case | StageCase | ExchangeCase, arch: str = ARCHES[0]) -> str:
     return recorded(PTX, case.spec(), arch)
 
 

@@ -81,6 +81,7 @@ def _instruction(b: Builder, i: Instruction) -> None:
         "st": memory.store,
         "atom": memory.atomic,
         "red": memory.atomic,
+        "multimem": memory.store_all,
         "shfl": warps.shuffle,
         "vote": warps.vote,
         "elect": warps.elect,

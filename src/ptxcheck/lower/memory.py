@@ -105,6 +105,28 @@ def store(b: Builder, i: Instruction) -> None:
     b.emit(i, codes.STORE, [base, *rows], (width, count, space, order, scope, offset, 0))
 
 
+def store_all(b: Builder, i: Instruction) -> None:
+    """multimem.st with its order and scope written out; of floating types a vector of up to 16 bytes."""
+    order_form = r"multimem\.st\.(weak|relaxed|release)(?:\.(cta|gpu|sys))?"
+    type_form = r"\.global(?:\.v([248]))?\.(f32|f16x2|bf16x2|[bus]32|[bus]64)"
+    match = re.fullmatch(order_form + type_form, i.opcode)
+    if match is None or (match.group(1) == "weak") != (match.group(2) is None):
+        raise unknown(i)
+    count, kind = int(match.group(3) or 1), match.group(4)
+    size = count * width_of(kind) // 8
+    if size > 16 or (count > 1 and kind[0] in "bus" and kind != "bf16x2"):
+        raise unknown(i)
+    need(i, 2)
+    base, offset = b.address(i, i.operands[0])
+    values = b.items(i, i.operands[1])
+    if len(values) != count:
+        raise i.error(f"{len(values)} registers for {count} values")
+    rows = [b.value(i, value, f"b{width_of(kind)}", exact=False) for value in values]
+    order, scope = ORDERS[match.group(1)], SCOPES[match.group(2) or "sys"]
+    b.narrowest = min(b.narrowest, size)
+    b.emit(i, codes.STORE_ALL, [base, *rows], (size // count, count, codes.GLOBAL, order, scope, offset, 0))
+
+
 def atomic(b: Builder, i: Instruction) -> None:
     space, order, scope, count, kind = memory_words(i)
     parts = i.opcode.split(".")

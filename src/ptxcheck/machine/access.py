@@ -76,8 +76,14 @@ def mark(status: Any, start: Int, size: Int, value: Int) -> None:
 
 
 @inner
+def strength(order: Int, scope: Int) -> Int:
+    """0 for a weak access, else its scope + 1."""
+    return 0 if order == codes.WEAK else scope + 1
+
+
+@inner
 def watch(
-    m: Any, pc: Int, warp: Int, lane: Int, offset: Int, size: Int, write_: bool, strong: bool, benign: bool
+    m: Any, pc: Int, warp: Int, lane: Int, offset: Int, size: Int, write_: bool, strong: Int, benign: bool
 ) -> None:
     """Race check of one lane's access; constant memory has no shadow."""
     apart()
@@ -127,7 +133,7 @@ def load(m: Any, pc: Int, warp: Int, active: Int, offsets: Any) -> None:
         if check:
             if order != codes.WEAK:
                 acquire(m, warp, spot, order, scope)
-            watch(m, pc, warp, lane, spot, size, False, order != codes.WEAK, False)
+            watch(m, pc, warp, lane, spot, size, False, strength(order, scope), False)
         for k in range(count):
             target = at.operands(m)[o + 1 + k]
             if target >= 0:
@@ -145,45 +151,54 @@ def load(m: Any, pc: Int, warp: Int, active: Int, offsets: Any) -> None:
 
 
 @inner
+def put(m: Any, pc: Int, warp: Int, lane: Int, spot: Int, row_start: Int) -> bool:
+    """One lane's store to a checked place; the values are operands from `row_start` on. True if memory changed."""
+    apart()
+    row = at.code(m)[pc]
+    p = state.C_P
+    width, count, order, scope = row[p], row[p + 1], row[p + 3], row[p + 4]
+    size = width * count
+    same = True
+    for k in range(count):
+        value = at.registers(m)[warp, at.operands(m)[row_start + k], lane] & mask_of(8 * width)
+        if read(at.memory(m), spot + k * width, width) != value:
+            same = False
+    for i in range(size):
+        if at.status(m)[spot + i] != state.SET:
+            same = False
+            at.status(m)[spot + i] = state.SET
+    if at.scalars(m)[state.CHECK]:
+        if order != codes.WEAK:
+            release(m, warp, spot, order, scope, False)
+        watch(m, pc, warp, lane, spot, size, True, strength(order, scope), same)
+    if not same:
+        for k in range(count):
+            write(at.memory(m), spot + k * width, width, at.registers(m)[warp, at.operands(m)[row_start + k], lane])
+    return not same
+
+
+@inner
 def store(m: Any, pc: Int, warp: Int, active: Int, offsets: Any) -> None:
     """st: parameters as for `load`."""
     apart()
     row = at.code(m)[pc]
     o = row[state.C_OPERANDS]
     p = state.C_P
-    width, count, space = row[p], row[p + 1], row[p + 2]
-    order, scope, displacement = row[p + 3], row[p + 4], row[p + 5]
-    size = width * count
-    check = at.scalars(m)[state.CHECK] != 0
+    size = row[p] * row[p + 1]
     changed = False
     for lane in range(LANES):
         if not (active >> lane) & 1:
             continue
-        address = at.registers(m)[warp, at.operands(m)[o], lane] + np.uint64(displacement)
-        spot = place(m, pc, warp, lane, address, space, size, size)
+        address = at.registers(m)[warp, at.operands(m)[o], lane] + np.uint64(row[p + 5])
+        spot = place(m, pc, warp, lane, address, row[p + 2], size, size)
         if spot < 0:
             return
         if spot >= at.scalars(m)[state.CONSTANT_START]:
             report(m, state.F_WRITE_CONSTANT, pc, warp, lane, np.int64(address), 0)
             return
         offsets[lane] = spot
-        same = True
-        for k in range(count):
-            value = at.registers(m)[warp, at.operands(m)[o + 1 + k], lane] & mask_of(8 * width)
-            if read(at.memory(m), spot + k * width, width) != value:
-                same = False
-        for i in range(size):
-            if at.status(m)[spot + i] != state.SET:
-                same = False
-                at.status(m)[spot + i] = state.SET
-        if check:
-            if order != codes.WEAK:
-                release(m, warp, spot, order, scope, False)
-            watch(m, pc, warp, lane, spot, size, True, order != codes.WEAK, same)
-        if not same:
+        if put(m, pc, warp, lane, spot, o + 1):
             changed = True
-            for k in range(count):
-                write(at.memory(m), spot + k * width, width, at.registers(m)[warp, at.operands(m)[o + 1 + k], lane])
     if changed:
         at.scalars(m)[state.PROGRESS] += 1
     if at.scalars(m)[state.COUNT]:

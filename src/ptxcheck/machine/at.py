@@ -137,6 +137,11 @@ def free(m: Any) -> Any:
     return carray(pointer(m[84]), m[85], np.int32)
 
 
+@inline
+def multicast(m: Any) -> Any:
+    return carray(pointer(m[88]), (m[89], m[90]), np.int64)
+
+
 if not COMPILED:
     # As plain Python the functions get the Machine itself.
     globals().update({field.name: attrgetter(field.name) for field in fields(state.Machine)})

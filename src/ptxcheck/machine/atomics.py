@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from ptxcheck.machine import at, codes, state
-from ptxcheck.machine.access import place, read, watch, write
+from ptxcheck.machine.access import place, read, strength, watch, write
 from ptxcheck.machine.bits import BF16, F16, decode, encode, f32, f32_bits, mask_of, signed
 from ptxcheck.machine.findings import report
 from ptxcheck.machine.jit import Int, apart, inner
@@ -78,7 +78,7 @@ def atomic(m: Any, pc: Int, warp: Int, active: Int) -> None:
         if at.scalars(m)[state.CHECK]:
             acquire(m, warp, spot, order, scope)
             release(m, warp, spot, order, scope, True)
-            watch(m, pc, warp, lane, spot, width * count, True, True, False)
+            watch(m, pc, warp, lane, spot, width * count, True, strength(order, scope), False)
         comparand = np.uint64(0)
         if at.operands(m)[o + 2] >= 0:
             comparand = at.registers(m)[warp, at.operands(m)[o + 2], lane]

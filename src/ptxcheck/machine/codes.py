@@ -125,6 +125,7 @@ BULK_STORE: Final = 321
 BULK_COMMIT: Final = 322
 BULK_WAIT: Final = 323
 MBARRIER_INVALIDATE: Final = 324
+STORE_ALL: Final = 325
 
 # Spaces, orders and scopes of memory operations.
 GLOBAL: Final = 0

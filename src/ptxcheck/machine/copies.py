@@ -43,7 +43,7 @@ def touch_copy(m: Any, pc: Int, warp: Int, lane: Int, spot: Int, size: Int, writ
         lane,
         0,
         write,
-        False,
+        0,
         False,
         pc,
     )

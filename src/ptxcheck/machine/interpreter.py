@@ -20,6 +20,7 @@ from ptxcheck.machine.findings import report
 from ptxcheck.machine.floating import floating
 from ptxcheck.machine.integer import integer
 from ptxcheck.machine.jit import Entry, Int, apart, inner
+from ptxcheck.machine.multicast import store_all
 from ptxcheck.machine.races import fence
 from ptxcheck.machine.schedule import (
     FAR,
@@ -150,6 +151,10 @@ def run_warp(m: Any, warp: Int, quantum: Int, pick: Int, out: Any, offsets: Any)
             elif op == codes.STORE:
                 if active:
                     store(m, pc, warp, active, offsets)
+                pc += 1
+            elif op == codes.STORE_ALL:
+                if active:
+                    store_all(m, pc, warp, active)
                 pc += 1
             elif op == codes.ATOMIC:
                 if active:

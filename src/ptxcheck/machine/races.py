@@ -63,13 +63,14 @@ def touch(
     lane: Int,
     epoch: Int,
     write: bool,
-    strong: bool,
+    strong: Int,
     benign: bool,
     instruction: Int,
 ) -> None:
     """One access of `entity` to the shadow cells `first`..`last`, judged by what `warp` has seen.
 
-    `seen` 1 judges earlier writes by the proxy's clock. `benign`: a store of the value that is there already.
+    `seen` 1 judges earlier writes by the proxy's clock. `strong`: 0, or scope + 1; two strong accesses are no race if
+    the scope of each reaches the other thread. `benign`: a store of the value that is there already.
     """
     apart()
     scalars, clocks, shadow = at.scalars(m), at.clocks(m), at.shadow(m)
@@ -79,7 +80,11 @@ def touch(
     for cell in range(first, last + 1):
         x = shadow[cell]
         writer = x[state.X_WRITER] - 1
-        both_strong = strong and x[state.X_STRONG] != 0
+        both_strong = False
+        if strong != 0 and x[state.X_STRONG] != 0:
+            cta = writer // scalars[state.WARPS_PER_CTA]
+            reach = min(strong, x[state.X_STRONG]) - 1
+            both_strong = scope_reaches(reach, cta // scalars[state.CTAS_PER_RANK], cta, scalars, warp)
         if writer >= 0 and not both_strong:
             if writer == entity and entity == warp:
                 if x[state.X_LANE] != lane and x[state.X_EPOCH] == epoch:
@@ -112,11 +117,11 @@ def touch(
             x[state.X_WRITER] = entity + 1
             x[state.X_CLOCK] = own
             x[state.X_LANE] = lane
-            x[state.X_STRONG] = 1 if strong else 0
+            x[state.X_STRONG] = strong
             x[state.X_EPOCH] = epoch
             x[state.X_SERIAL] = serial
             x[state.X_READER] = 0
-        elif not strong:
+        elif strong == 0:
             reader = x[state.X_READER] - 1
             pool = x[state.X_POOL] - 1
             if pool >= 0:

@@ -65,7 +65,7 @@ W_PENDING: Final = 2  # relaxed loads wait for a fence
 X_WRITER: Final = 0  # entity + 1
 X_CLOCK: Final = 1
 X_LANE: Final = 2
-X_STRONG: Final = 3
+X_STRONG: Final = 3  # scope + 1, 0 for weak
 X_EPOCH: Final = 4
 X_SERIAL: Final = 5
 X_READER: Final = 6
@@ -100,6 +100,11 @@ K_GROUP: Final = 6
 K_DUE: Final = 7
 COPY_COLUMNS: Final = 8
 
+# -- columns of `multicast`
+R_ADDRESS: Final = 0
+R_BYTES: Final = 1
+R_FIRST: Final = 2  # address that a store also goes to, and so on; 0 for none
+
 # -- bytes of `status`
 OUTSIDE: Final = 0
 UNSET: Final = 1
@@ -131,6 +136,7 @@ F_COPY_SIZE: Final = 47
 F_WRITE_CONSTANT: Final = 48
 F_TABLE_FULL: Final = 49
 F_BARRIER_ID: Final = 50
+F_NO_MULTICAST: Final = 51
 
 # -- columns of `findings`
 FINDING_COLUMNS: Final = 6  # kind, instruction, warp, lane, offset, other entity
@@ -143,6 +149,7 @@ N_IDEAL: Final = 3
 COUNTER_COLUMNS: Final = 4
 
 GLOBAL_BASE: Final = 0x7F0000000000
+MULTICAST_BASE: Final = 0x7D0000000000
 CONSTANT_BASE: Final = 0x7E0000000000
 SHARED_BASE: Final = 0x10000000000
 SHARED_WINDOW: Final = 1 << 24
@@ -160,6 +167,7 @@ class Machine:
     clocks int32 [2, entities, entities]: what each has seen of each, by ordinary accesses and by the async proxy
     fences int32 [2, warps, entities]: to be acquired at the next fence, released by the last one
     shadow int32 [cells, SHADOW_COLUMNS]; readers int32 [n, entities]; free int32 [n]
+    multicast int64 [ranges, R_FIRST + places]
     """
 
     scalars: NDArray[np.int64]
@@ -184,6 +192,7 @@ class Machine:
     shadow: NDArray[np.int32]
     readers: NDArray[np.int32]
     free: NDArray[np.int32]
+    multicast: NDArray[np.int64]
 
     def table(self) -> NDArray[np.int64]:
         """Addresses and shapes of the arrays, in order, four numbers each: what compiled code gets (`at.py`)."""

@@ -12,6 +12,7 @@ from rich.table import Table
 from stepkernel.cli.common import one_line_errors
 from stepkernel.cuda.cases import Case, StageCase, published, small, stages, tiny, wide, wide_stages
 from stepkernel.cuda.compile import CompilerMissing, compile_kernel, resources
+from stepkernel.cuda.group_cases import Item, exchanges, ranks
 from stepkernel.cuda.manifest import write
 from stepkernel.cuda.spec import ARCHES
 
@@ -74,40 +75,27 @@ def check(
 ) -> None:
     """Executes built kernels on the CPU, with all checks, against the reference; random weights and contexts."""
     from ptxcheck import LaunchError
-    from stepkernel.cuda.check import STAGE_LIMIT, Emulated, exceeding, live_contexts, synthetic
+    from stepkernel.cuda.check_kernels import Checker
     from stepkernel.cuda.manifest import recorded
 
     console = Console()
     table = Table("kernel", "arch", "compared", "largest difference", "limit", "million instructions", box=None)
     wrong = []
     with tempfile.TemporaryDirectory() as scratch:
-        models: dict[object, Emulated] = {}
+        checker = Checker(Path(scratch))
         for item in _cases("tests"):
             if match not in item.name:
                 continue
-            case = item.case if isinstance(item, StageCase) else item
-            if case.name not in models:
-                weights = synthetic(case, Path(scratch) / case.name)
-                models[case.name] = Emulated(case, weights, live_contexts(case))
-            emulated = models[case.name]
             for name in _arches(arch):
-                text = recorded(directory, item.spec(), name)
                 try:
-                    if isinstance(item, StageCase):
-                        found = emulated.stages(text, item.plan(), item.stages(), seed)
-                        largest = max(d.relative_l2 for d in found)
-                        failed, limit, what = bool(exceeding(found)), STAGE_LIMIT, "stage"
-                        done = emulated.instructions
-                    else:
-                        step = emulated.step(text, seed)
-                        largest, limit, what = step.found["logits"], 2 * step.rounding["logits"], "whole step"
-                        failed, done = step.wrong, step.result.instructions
+                    found = checker.check(item, recorded(directory, item.spec(), name), seed)
                 except LaunchError as error:
                     wrong.append(f"{item.name} for {name}: {error}")
                     continue
-                if failed:
-                    wrong.append(f"{item.name} for {name}: differs by {largest:.2g}, or wrote elsewhere")
-                table.add_row(item.name, name, what, f"{largest:.1e}", f"{limit:.1e}", f"{done / 1e6:.1f}")
+                if found.wrong:
+                    wrong.append(f"{item.name} for {name}: differs by {found.largest:.2g}, or wrote elsewhere")
+                numbers = (f"{found.largest:.1e}", f"{found.limit:.1e}", f"{found.instructions / 1e6:.1f}")
+                table.add_row(item.name, name, found.what, *numbers)
     console.print(table)
     if wrong:
         typer.echo("\n".join(wrong), err=True)
@@ -173,8 +161,8 @@ def gpu_check(
         raise typer.Exit(TOO_DIFFERENT)
 
 
-def _cases(what: Kernels) -> Sequence[Case | StageCase]:
-    tests: list[Case | StageCase] = [*stages(), *small(), *tiny(), *wide_stages(), wide()]
+def _cases(what: Kernels) -> Sequence[Item]:
+    tests: list[Item] = [*stages(), *small(), *tiny(), *wide_stages(), wide(), *exchanges(), *ranks()]
     if what == "tests":
         return tests
     return [*tests, *published()] if what == "all" else published()

@@ -17,7 +17,8 @@ SMALL_PAGE_TOKENS = 16
 
 @dataclass(frozen=True)
 class Case:
-    """A step of `requests` x `queries` rows of a model, or of one rank's shard of it."""
+    """A step of `requests` x `queries` rows of a model, or of one of several ranks, which may share out the latent rows
+    `interleave` tokens at a time."""
 
     name: str
     config: ModelConfig
@@ -27,12 +28,17 @@ class Case:
     page_tokens: int = SMALL_PAGE_TOKENS
     ranks: int = 1
     taps: Taps | None = None
+    interleave: int | None = None
+    multicast: bool = False
 
-    def plan(self) -> Plan:
-        """Raises ValueError if the kernel cannot do it."""
-        program = build_program(self.config, Shard(0, self.ranks), self.requests, self.queries, taps=self.taps)
+    def plan(self, rank: int = 0) -> Plan:
+        """All ranks have the same codes. Raises ValueError if the kernel cannot do it."""
+        shard = Shard(rank, self.ranks)
+        program = build_program(
+            self.config, shard, self.requests, self.queries, taps=self.taps, context_interleave=self.interleave
+        )
         window = self.config.linear_attention.conv_width - 2 + self.queries
-        return make_plan(program, Geometry(self.grid, self.page_tokens, window))
+        return make_plan(program, Geometry(self.grid, self.page_tokens, window, self.multicast))
 
     def spec(self) -> KernelSpec:
         return kernel_of(self.name, self.plan())
@@ -202,7 +208,7 @@ def wide_stages() -> tuple[StageCase, ...]:
 
 
 def published() -> tuple[Case, ...]:
-    """Kimi-Linear-48B on one GPU, and the stages of one of Kimi K3's 16 ranks (without their exchanges)."""
+    """Kimi-Linear-48B on one GPU, and one of Kimi K3's 16 ranks."""
     linear, k3 = preset("kimi-linear-48b-a3b"), preset("kimi-k3")
     return (
         Case("kimi_linear_48b_1x1", linear, 1, 1, GRID, PAGE_TOKENS),

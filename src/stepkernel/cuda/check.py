@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from ptxcheck import Result
 from stepkernel.cuda.cases import Case
+from stepkernel.cuda.device_protocol import Device
 from stepkernel.cuda.emulate import EmulatedDevice
-from stepkernel.cuda.executor import CudaExecutor, Device
+from stepkernel.cuda.executor import CudaExecutor
 from stepkernel.cuda.plan import Plan
 from stepkernel.cuda.spec import kernel_of
 from stepkernel.cuda.step_block import ARRIVALS
@@ -19,6 +20,7 @@ from stepkernel.model.checkpoint import Checkpoint
 from stepkernel.model.formats import bf16_round
 from stepkernel.model.synthesize import synthesize
 from stepkernel.model.weights import Weights
+from stepkernel.program.executor import Executor
 from stepkernel.program.inputs import Caches, StepInputs
 from stepkernel.program.program import BLOCKS, reads
 from stepkernel.program.stages import Argmax, Stage
@@ -172,22 +174,22 @@ class Emulated:
         earlier steps."""
         reference, gpu, device = self.executors(ptx, self.plan, seed, instruction_limit)
         device.count = count
-        device.write(gpu.arguments()[-1] + ARRIVALS, np.array([barriers_before * self.case.grid]))
+        device.write(gpu.sync + ARRIVALS, np.array([barriers_before * self.case.grid]))
         found, rounding, stray = self.compare_step(reference, gpu)
         stray += not gpu.counters_are_zero()
         return StepDiff(found, rounding, stray, device.results[-1])
 
     def compare_step(
-        self, reference: ReferenceExecutor, gpu: CudaExecutor
+        self, reference: ReferenceExecutor, gpu: Executor
     ) -> tuple[dict[str, float], dict[str, float], int]:
         """What `StepDiff` holds, for an executor on any device."""
         inputs = self.inputs()
         poison_caches(reference.caches, inputs)
-        exact = self._caches()
+        exact = self.caches()
         for caches in (gpu.caches, exact):
             copy_caches(reference.caches, caches)
         unrounded = ReferenceExecutor(self.plan.program, self.weights, exact, "float32")
-        before = self._caches()
+        before = self.caches()
         copy_caches(reference.caches, before)
         for buffer in gpu.buffers.values():
             buffer[...] = np.nan if buffer.dtype.kind == "f" else 0
@@ -211,7 +213,8 @@ class Emulated:
                 stray += int(np.count_nonzero(got[rest].view(np.uint8) != old[rest].view(np.uint8)))
         return found, rounding, stray
 
-    def _caches(self) -> Caches:
+    def caches(self) -> Caches:
+        """Empty caches of the case."""
         held = self.scenario.caches
         drafts = self.case.queries - 1
         return allocate_caches(self.case.config, held.pages, held.slots, PAGE_TOKENS, "bf16", drafts)
@@ -232,7 +235,7 @@ class Emulated:
 
     def on(self, device: Device, plan: Plan | None = None) -> tuple[ReferenceExecutor, CudaExecutor]:
         """The same on any device."""
-        caches, copy = self._caches(), self._caches()
+        caches, copy = self.caches(), self.caches()
         copy_caches(self.scenario.caches, caches)
         reference = ReferenceExecutor(self.plan.program, self.weights, caches)
         return reference, CudaExecutor(plan or self.plan, self.weights, copy, device)

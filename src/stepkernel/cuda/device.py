@@ -100,6 +100,33 @@ def store_half(address: Any, word: Any) -> None:
     ptx("{ .reg .b16 l, h; mov.b32 {l, h}, <<$r1>>; st.global.b16 [<<$r0>>], l; }", [], address, word)
 
 
+# Memory that other GPUs write or read too. Words, so that no access overlaps a part of another one.
+
+
+def post_words(address: Any, words: list[Any]) -> None:
+    """Four words to a mailbox of any rank; each of them arrives by itself."""
+    ptx(f"st.relaxed.sys.global.v4.b32 [<<$r0>>], {_group('r', 1, 4)};", [], address, *words)
+
+
+def cast_words(address: Any, words: list[Any]) -> None:
+    """The same to the mailboxes of all ranks at once, by a multicast address. Bits are only moved: the type names the
+    size of the words."""
+    ptx(f"multimem.st.relaxed.sys.global.v4.f32 [<<$r0>>], {_group('r', 1, 4)};", [], address, *words)
+
+
+def poll_words(address: Any) -> list[Any]:
+    """Four words of the own mailbox as they are now."""
+    return list(ptx(f"ld.relaxed.sys.global.v4.b32 {_group('w', 0, 4)}, [<<$r0>>];", [Int32] * 4, address))
+
+
+def post_word(address: Any, word: Any) -> None:
+    ptx("st.relaxed.sys.global.b32 [<<$r0>>], <<$r1>>;", [], address, word)
+
+
+def poll_word(address: Any) -> Any:
+    return ptx("ld.relaxed.sys.global.b32 <<$w0>>, [<<$r0>>];", [Int32], address)
+
+
 # Shared memory.
 
 
@@ -118,6 +145,11 @@ def store_shared_words(address: Any, words: list[Any]) -> None:
 
 def store_shared_int(address: Any, word: Any) -> None:
     ptx("st.shared.b32 [<<$r0>>], <<$r1>>;", [], address, word)
+
+
+def mark_shared(address: Any, word: Any) -> None:
+    """A word that several threads may write at the same time."""
+    ptx("st.relaxed.cta.shared.b32 [<<$r0>>], <<$r1>>;", [], address, word)
 
 
 def store_shared_long(address: Any, word: Any) -> None:
@@ -179,6 +211,16 @@ def bytes_of(first: Any, second: Any, selector: Any) -> Any:
 
 def least(a: Any, b: Any) -> Any:
     return ptx("min.s32 <<$w0>>, <<$r0>>, <<$r1>>;", [Int32], a, b)
+
+
+def most(a: Any, b: Any) -> Any:
+    return ptx("max.s32 <<$w0>>, <<$r0>>, <<$r1>>;", [Int32], a, b)
+
+
+def replaced(word: Any, old: int, new: int) -> Any:
+    """`new` instead of `old`."""
+    code = f"{{ .reg .pred p; setp.eq.b32 p, <<$r0>>, {old}; selp.b32 <<$w0>>, {new}, <<$r0>>, p; }}"
+    return ptx(code, [Int32], word)
 
 
 # Warps.

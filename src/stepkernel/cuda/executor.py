@@ -1,21 +1,30 @@
 """Runs a program by the GPU kernel, on a device that is a GPU or the emulator."""
 
+import zlib
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from stepkernel.cuda.device_protocol import Device, Peers
 from stepkernel.cuda.dims import HEADER_BYTES, RECORD_BYTES
+from stepkernel.cuda.host_weights import BF16, HostWeights, Loader
 from stepkernel.cuda.plan import At, Plan, Word
-from stepkernel.cuda.step_block import FAILURE, STEP_WORDS, SYNC_BYTES
+from stepkernel.cuda.step_block import (
+    BARRIER,
+    FAILURE,
+    MISMATCH,
+    SILENT,
+    STEP_WORDS,
+    SYNC_BYTES,
+    mailbox_bytes,
+)
 from stepkernel.model.weights import Weights
 from stepkernel.program.inputs import Caches, StepInputs, StepOutputs
 from stepkernel.program.program import TAPS
 from stepkernel.reference.executor import allocate_buffers
 
-BF16 = np.dtype(ml_dtypes.bfloat16)
 INPUTS: dict[str, type[np.generic]] = {
     "token_ids": np.int32,
     "lengths": np.int32,
@@ -27,45 +36,23 @@ INPUTS: dict[str, type[np.generic]] = {
 
 
 class StepFailed(RuntimeError):
-    """CTAs of a step waited in vain for each other; the device's buffers are lost."""
-
-
-class Device(Protocol):
-    """Memory and launches. Addresses are plain numbers."""
-
-    def put(self, name: str, values: NDArray[Any], constant: bool = False) -> int: ...
-
-    def write(self, address: int, values: NDArray[Any]) -> None: ...
-
-    def read(self, address: int, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]: ...
-
-    def launch(self, arguments: list[int]) -> None:
-        """Runs the kernel of the plan and waits for it."""
-        ...
-
-
-@runtime_checkable
-class Loader(Protocol):
-    """Puts weights on a device."""
-
-    def load(self, place: str, name: str, experts: int) -> int:
-        """Address of what a record names (`plan.At`)."""
-        ...
+    """CTAs or ranks of a step waited in vain for each other; the device's buffers are lost."""
 
 
 class CudaExecutor:
     """A program bound to weights and caches (`program.executor.Executor`).
 
     Caches and buffers of the caller are copied to the device before each call and back after it: right for comparing
-    executors. Raises ValueError for what the kernel cannot do.
+    executors. A program that is one of several ranks needs `peers`, and all ranks must run the same steps.
+
+    Raises ValueError for what the kernel cannot do.
     """
 
-    def __init__(self, plan: Plan, weights: Weights | Loader, caches: Caches, device: Device) -> None:
+    def __init__(
+        self, plan: Plan, weights: Weights | Loader, caches: Caches, device: Device, peers: Peers | None = None
+    ) -> None:
         program = plan.program
-        if program.shard.size != 1:
-            raise ValueError(
-                f"program of rank {program.shard.rank} of {program.shard.size}: the GPU kernel runs 1 rank"
-            )
+        _check_ranks(plan, weights, peers)
         _check_caches(plan, caches)
         self.program, self.plan, self.caches, self.device = program, plan, caches, device
         self._buffers = allocate_buffers(program)
@@ -88,7 +75,21 @@ class CudaExecutor:
         self._inputs = {name: device.put(name, np.zeros(self._room(name), kind)) for name, kind in INPUTS.items()}
         self._addresses["slots", "0"] = self._inputs["state_slots"]
         self._step = device.put("step", np.zeros(len(STEP_WORDS), np.int64))
-        self._sync = device.put("sync", np.zeros(SYNC_BYTES, np.uint8))
+        self._words: dict[str, int] = {}
+        self._group: dict[str, int] = {}
+        self._exchanges = 0
+        if peers is None:
+            self.sync = device.put("sync", np.zeros(SYNC_BYTES, np.uint8))
+        else:
+            boxes = peers.mailboxes(mailbox_bytes(peers.size, plan.slot_bytes), plan.geometry.multicast)
+            self.sync = boxes.addresses[peers.rank]
+            table = device.put("peers", np.array(boxes.addresses, np.int64), constant=True)
+            self._group = {
+                "rank": peers.rank,
+                "peers": table,
+                "multicast": boxes.multicast,
+                "slot_bytes": plan.slot_bytes,
+            }
         self._loader = weights if isinstance(weights, Loader) else HostWeights(weights, device)
         self._table = device.put("table", self._encode(), constant=True)
         self._failed = False
@@ -138,19 +139,35 @@ class CudaExecutor:
             lacking = missing * (program.queries if name in ("token_ids", "slot_mapping") else 1)
             rest = np.full((lacking, *values.shape[1:]), fill.get(name, 0), values.dtype)
             self.device.write(address, np.ascontiguousarray(np.concatenate([values, rest])))
-        numbers = {"page_stride": stride, "slot_stride": columns}
-        block = [numbers.get(name, self._inputs.get(name, 0)) for name in STEP_WORDS]
-        self.device.write(self._step, np.array(block, np.int64))
+        facts = _facts(self.plan, inputs)
+        self._words = {**self._inputs, **self._group, "page_stride": stride, "slot_stride": columns, "facts": facts}
 
     def launch(self, first: int = 0, last: int | None = None) -> None:
         """Records first .. last - 1 on what lies on the device. Raises StepFailed."""
+        self.device.launch(self.start(first, last))
+        self.finish(first)
+
+    def start(self, first: int = 0, last: int | None = None) -> list[int]:
+        """Prepares a launch of records first .. last - 1 with the inputs that were set, and returns its arguments. Of
+        several ranks each launch needs a call of its own, because it counts the exchanges. Raises StepFailed."""
         if self._failed:
             raise StepFailed("an earlier step failed; make a new executor")
         end = len(self.plan.records) if last is None else last
-        self.device.launch([self._table, first, end, self._step, self._sync])
-        if self.device.read(self._sync + FAILURE, (1,), np.int32)[0]:
+        numbers = [_number(record.words.get("number")) for record in self.plan.records[first:end]]
+        exchanges = sorted({number for number in numbers if number is not None})
+        words = dict(self._words)
+        if exchanges:
+            words["exchange"] = self._exchanges - exchanges[0]
+            self._exchanges += len(exchanges)
+        self.device.write(self._step, np.array([words.get(name, 0) for name in STEP_WORDS], np.int64))
+        return [self._table, first, end, self._step, self.sync]
+
+    def finish(self, first: int = 0) -> None:
+        """After a launch: raises StepFailed if its results cannot be trusted."""
+        failure = int(self.device.read(self.sync + FAILURE, (1,), np.int32)[0])
+        if failure:
             self._failed = True
-            raise StepFailed(f"{self.plan.records[first].stage} and later: the CTAs did not all come to a barrier")
+            raise StepFailed(f"{self.plan.records[first].stage} and later: {_reason(failure)}")
 
     def counters_are_zero(self) -> bool:
         """Whether the counters by which CTAs find out who comes last are as the next stage needs them."""
@@ -159,10 +176,6 @@ class CudaExecutor:
             for name, size in self.plan.scratch.items()
             if name.startswith("counters")
         )
-
-    def arguments(self) -> list[int]:
-        """The kernel's arguments for the whole step on what lies on the device."""
-        return [self._table, 0, len(self.plan.records), self._step, self._sync]
 
     def _run(self, first: int, last: int, inputs: StepInputs) -> None:
         self.set_inputs(inputs)
@@ -204,37 +217,35 @@ class CudaExecutor:
         return self._addresses[key] + word.offset
 
 
-class HostWeights:
-    """Copies weights from the host, as the stages want them."""
+def _number(word: Word | None) -> int | None:
+    return word if isinstance(word, int) else None
 
-    def __init__(self, weights: Weights, device: Device) -> None:
-        self._weights, self._device = weights, device
 
-    def load(self, place: str, name: str, experts: int) -> int:
-        weights = self._weights
-        match place:
-            case "matrix":
-                values = np.ascontiguousarray(weights.matrix(name))
-            case "norm":
-                values = weights.vector(name).astype(BF16)
-                if not np.array_equal(values.astype(np.float32), weights.vector(name), equal_nan=True):
-                    raise ValueError(f"{name}: values that BF16 cannot hold; the GPU kernel reads norms as BF16")
-            case "vector":
-                values = weights.vector(name).ravel()
-            case "score":
-                first, second = name.split("|")
-                values = weights.vector(first).ravel() * weights.vector(second).ravel()
-            case "experts" | "scales":
-                values = np.stack([self._expert(place, name.format(k)) for k in range(experts)])
-            case _:
-                raise ValueError(f"{place} {name}: nothing of this kind")
-        return self._device.put(name if place != "scales" else f"scales of {name}", values, constant=True)
+def _facts(plan: Plan, inputs: StepInputs) -> int:
+    """31 bits that stand for the step: the same on all ranks, or their numbers must not be summed."""
+    found = zlib.crc32(repr((plan.program.config, plan.program.requests, plan.program.queries)).encode())
+    for array in (inputs.token_ids, inputs.lengths):
+        found = zlib.crc32(array.astype(np.int64).tobytes(), found)
+    return (found & 0x7FFFFFFF) | 1
 
-    def _expert(self, place: str, name: str) -> NDArray[Any]:
-        if name.endswith(".weight"):
-            return np.ascontiguousarray(self._weights.matrix(name))
-        found = self._weights.packed(name)
-        return np.ascontiguousarray(found.packed if place == "experts" else found.scale)
+
+def _reason(failure: int) -> str:
+    kind, about, by = failure & 255, failure >> 8 & 255, failure >> 16 & 255
+    reasons = {
+        BARRIER: "the CTAs did not all come to a barrier",
+        SILENT: f"rank {about} did not answer rank {by}; all ranks stop",
+        MISMATCH: f"rank {about} runs another step than rank {by}: other tokens or lengths; all ranks stop",
+    }
+    return reasons.get(kind, f"failure {failure:#x}")
+
+
+def _check_ranks(plan: Plan, weights: Weights | Loader, peers: Peers | None) -> None:
+    shard = plan.program.shard
+    if (1 if peers is None else peers.size) != shard.size or (peers is not None and peers.rank != shard.rank):
+        found = "no peers" if peers is None else f"peers of rank {peers.rank} of {peers.size}"
+        raise ValueError(f"program of rank {shard.rank} of {shard.size}: {found}, expected those of its own group")
+    if not isinstance(weights, Loader) and weights.shard != shard:
+        raise ValueError(f"weights of {weights.shard}, program of {shard}: expected the same")
 
 
 def _check_caches(plan: Plan, caches: Caches) -> None:

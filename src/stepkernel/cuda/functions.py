@@ -23,6 +23,17 @@ def inverse_root(x: Any) -> Any:
     return ptx("rsqrt.approx.ftz.f32 <<$w0>>, <<$r0>>;", [Float32], x)
 
 
+def nothing() -> Any:
+    """Minus infinity."""
+    return ptx("mov.f32 <<$w0>>, 0fFF800000;", [Float32])
+
+
+def base_of(largest: Any) -> Any:
+    """The maximum, or 0 before there is one."""
+    code = "{ .reg .pred p; setp.eq.f32 p, <<$r0>>, 0fFF800000; selp.f32 <<$w0>>, 0f00000000, <<$r0>>, p; }"
+    return ptx(code, [Float32], largest)
+
+
 def larger(a: Any, b: Any) -> Any:
     """The larger number; a NaN loses."""
     return ptx("max.f32 <<$w0>>, <<$r0>>, <<$r1>>;", [Float32], a, b)

@@ -63,6 +63,20 @@ class GpuDevice:
         """Within the device."""
         self._call(self._cu.cuMemcpyDtoD(target, source, size))
 
+    def share(self, address: int) -> bytes:
+        """A handle by which another process opens an allocation."""
+        return bytes(self._call(self._cu.cuIpcGetMemHandle(address)).reserved)
+
+    def open_shared(self, handle: bytes) -> int:
+        """The address here of an allocation of another process, on a GPU that this one reaches."""
+        opened = self._cu.CUipcMemHandle()
+        opened.reserved = handle
+        flag = self._cu.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+        return int(self._call(self._cu.cuIpcOpenMemHandle(opened, int(flag))))
+
+    def close_shared(self, address: int) -> None:
+        self._call(self._cu.cuIpcCloseMemHandle(address))
+
     def write(self, address: int, values: NDArray[Any]) -> None:
         data = np.ascontiguousarray(values)
         if data.nbytes:

@@ -142,7 +142,8 @@ def _time(case: Case, directory: Path, say: Callable[[str], None]) -> dict[str, 
         )
         executor = CudaExecutor(plan, _Random(plan, device), caches, device)
         executor.set_inputs(_inputs(case, context))
-        times = device.milliseconds(lambda: device.start(executor.arguments()), WARM_UP + TIMES)[WARM_UP:]
+        arguments = executor.start()
+        times = device.milliseconds(lambda: device.start(arguments), WARM_UP + TIMES)[WARM_UP:]
         executor.launch()
     finally:
         device.close()

@@ -226,7 +226,7 @@ def _lose(item: Case, ptx: str, model: Emulated, limit: int) -> Run:
 def _hear_of_a_loss(item: Case, ptx: str, model: Emulated, limit: int) -> Run:
     """Another CTA has given up: this must end the wait long before the CTA's own patience does."""
     _, executor, device = model.executors(without_a_cta(ptx, item.grid, PATIENCE), instruction_limit=limit)
-    device.write(executor.arguments()[-1] + FAILURE, np.ones(1, np.int32))
+    device.write(executor.sync + FAILURE, np.ones(1, np.int32))
     return _must_fail(executor, device, model.inputs(), "a loss elsewhere is not heard of")
 
 

@@ -6,30 +6,35 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
 from stepkernel.cuda.device import ptx
-from stepkernel.cuda.dims import RECORD_BYTES, THREADS, Dims
+from stepkernel.cuda.dims import RECORD_BYTES, THREADS, Dims, ExchangeDims
 from stepkernel.cuda.stages.absorb import absorb
 from stepkernel.cuda.stages.activate import activate
 from stepkernel.cuda.stages.argmax import argmax
 from stepkernel.cuda.stages.attend import attend
 from stepkernel.cuda.stages.combine import combine
 from stepkernel.cuda.stages.embed import embed
+from stepkernel.cuda.stages.exchange import exchange
 from stepkernel.cuda.stages.experts import experts
 from stepkernel.cuda.stages.kda import kda
 from stepkernel.cuda.stages.latent import latent
 from stepkernel.cuda.stages.linear import linear
+from stepkernel.cuda.stages.merge import merge
 from stepkernel.cuda.stages.mix_norm import mix_norm
+from stepkernel.cuda.stages.norm import norm
 from stepkernel.cuda.stages.select import select
 from stepkernel.cuda.walk import grid_barrier
 
 STAGES: dict[str, Any] = {
     "embed": embed,
     "mix_norm": mix_norm,
+    "norm": norm,
     "linear": linear,
     "activate": activate,
     "kda": kda,
     "latent": latent,
     "absorb": absorb,
     "attend": attend,
+    "merge": merge,
     "select": select,
     "experts": experts,
     "combine": combine,
@@ -47,7 +52,11 @@ def step_kernel(
     codes: cutlass.Constexpr[tuple[Dims, ...]],
     patience: cutlass.Constexpr[int],
 ) -> None:
-    """Runs the records first .. last - 1 of `table`. A CTA that waited in vain for the others does nothing more."""
+    """Runs the records first .. last - 1 of `table`. A CTA that waited in vain for the others, or for
+    another rank, does nothing more."""
+    shared = any(isinstance(dims, ExchangeDims) for dims in codes)
+    # CTAs that wait here for one that waits for another rank give up after it, so that the rank is named.
+    barrier_patience = 4 * patience if shared else patience
     room = max(16, *(dims.shared_bytes() for dims in codes))
     scratch = Int32(cute.arch.alloc_smem(Float32, -(-room // 4), 16).toint())
     cta, _, _ = cute.arch.block_idx()
@@ -57,11 +66,14 @@ def step_kernel(
         record = table + Int64(index) * RECORD_BYTES
         code, wait = ptx("ld.global.v2.b32 { <<$w0>>, <<$w1>> }, [<<$r0>>];", [Int32, Int32], record)
         if wait != 0 and index != Int32(first) and alive != 0:
-            alive = grid_barrier(sync, ctas, scratch, patience)
+            alive = grid_barrier(sync, ctas, scratch, barrier_patience, shared)
         if alive != 0:
             for k in cutlass.range_constexpr(len(codes)):
                 if code == k:
-                    STAGES[codes[k].kind](cta, ctas, record, step, scratch, codes[k])
+                    if cutlass.const_expr(isinstance(codes[k], ExchangeDims)):
+                        alive = exchange(cta, ctas, record, step, sync, scratch, patience, codes[k])
+                    else:
+                        STAGES[codes[k].kind](cta, ctas, record, step, scratch, codes[k])
 
 
 @cute.jit

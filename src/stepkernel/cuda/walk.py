@@ -5,9 +5,17 @@ from typing import Any
 import cutlass
 from cutlass import Int32, Int64, Uint64, cute
 
-from stepkernel.cuda.device import load_long, load_shared_int, ptx, store_int, store_shared_int
+from stepkernel.cuda.device import (
+    load_long,
+    load_shared_int,
+    poll_word,
+    post_word,
+    ptx,
+    store_int,
+    store_shared_int,
+)
 from stepkernel.cuda.dims import HEADER_BYTES
-from stepkernel.cuda.step_block import ARRIVALS, FAILURE, STEP_WORDS
+from stepkernel.cuda.step_block import ARRIVALS, BARRIER, FAILURE, STEP_WORDS
 
 
 def words(record: Any, dims: Any, *names: str) -> list[Any]:
@@ -42,12 +50,16 @@ def arrive_last(counter: Int64, parts: cutlass.Constexpr, scratch: Int32) -> Int
 
 
 @cute.jit
-def grid_barrier(sync: Int64, ctas: Int32, scratch: Int32, patience: cutlass.Constexpr) -> Int32:
+def grid_barrier(
+    sync: Int64, ctas: Int32, scratch: Int32, patience: cutlass.Constexpr, shared: cutlass.Constexpr[bool]
+) -> Int32:
     """1 once all CTAs have come and everything they wrote before can be seen; 0 if they did not within `patience`
     questions, or if another CTA gave up. A CTA that gives up tells the others by the failure word.
 
-    The counter only grows, by the grid at every barrier, so it needs no resetting and holds over launches.
+    The counter only grows, by the grid at every barrier, so it needs no resetting and holds over launches. `shared`:
+    other ranks write the failure word too; what they have said stays, because it explains what happens here.
     """
+    scope = "sys" if shared else "gpu"
     tid, _, _ = cute.arch.thread_idx()
     cute.arch.sync_threads()
     if tid == 0:
@@ -62,14 +74,25 @@ def grid_barrier(sync: Int64, ctas: Int32, scratch: Int32, patience: cutlass.Con
                 here = Int32(1)
                 asked = Int32(patience)
             elif asked % 64 == 63:
-                failed = ptx("ld.relaxed.gpu.global.b32 <<$w0>>, [<<$r0>>];", [Int32], sync + FAILURE)
+                failed = ptx(f"ld.relaxed.{scope}.global.b32 <<$w0>>, [<<$r0>>];", [Int32], sync + FAILURE)
                 if failed != 0:
                     asked = Int32(patience)
             asked = asked + 1
         if here == 0:
-            ptx("st.relaxed.gpu.global.b32 [<<$r0>>], 1;", [], sync + FAILURE)
+            if cutlass.const_expr(shared):
+                _say(sync)
+            else:
+                ptx(f"st.relaxed.gpu.global.b32 [<<$r0>>], {BARRIER};", [], sync + FAILURE)
         store_shared_int(scratch, here)
     cute.arch.sync_threads()
     result = load_shared_int(scratch)
     cute.arch.sync_threads()
     return result
+
+
+@cute.jit
+def _say(sync: Int64) -> None:
+    """Notes that CTAs are missing, unless something is noted already, such as another rank's failure."""
+    said = poll_word(sync + FAILURE)
+    if said == 0:
+        post_word(sync + FAILURE, Int32(BARRIER))

@@ -15,35 +15,29 @@ from stepkernel.cuda.device import (
     exchange,
     floats,
     least,
-    load_float,
     load_int,
     load_shared,
     load_shared_int,
     load_shared_long,
     load_words,
     matrix_multiply,
+    most,
     pair,
     ptx,
     quotient,
     remainder,
-    store_floats,
-    store_int,
     store_shared,
     store_shared_int,
     store_shared_long,
 )
-from stepkernel.cuda.dims import THREADS, WARPS, AttendDims
-from stepkernel.cuda.functions import exp, larger
+from stepkernel.cuda.dims import WARPS, AttendDims
+from stepkernel.cuda.functions import base_of, exp, larger, nothing
 from stepkernel.cuda.stages.absorb import column_fragments
+from stepkernel.cuda.stages.attend_parts import merge, write
 from stepkernel.cuda.walk import arrive_last, step_words, words
 
 BLOCK = 128  # tokens
 SHARE_STRIDE = 272  # bytes of the shares of a pair: 128 BF16 and padding against bank conflicts
-
-
-def nothing() -> Any:
-    """Minus infinity."""
-    return ptx("mov.f32 <<$w0>>, 0fFF800000;", [Float32])
 
 
 def finite(word: Any) -> Any:
@@ -57,17 +51,23 @@ def finite(word: Any) -> Any:
     return ptx(code, [Int32], word)
 
 
-def base_of(largest: Any) -> Any:
-    """The maximum, or 0 before there is one."""
-    code = "{ .reg .pred p; setp.eq.f32 p, <<$r0>>, 0fFF800000; selp.f32 <<$w0>>, 0f00000000, <<$r0>>, p; }"
-    return ptx(code, [Float32], largest)
+def owned(tokens: Any, rank: Any, dims: AttendDims) -> Any:
+    """How many of a request's first tokens lie on this rank (`ContextShard.owned`); none of less than one."""
+    if dims.ranks == 1:
+        return tokens
+    turn = dims.interleave * dims.ranks
+    tokens = most(tokens, Int32(0))
+    whole = quotient(tokens, turn)
+    rest = tokens - whole * turn - Int32(rank) * dims.interleave
+    return whole * dims.interleave + least(most(rest, Int32(0)), Int32(dims.interleave))
 
 
 @cute.jit
 def attend(
     cta: Int32, ctas: Int32, record: Int64, step: Int64, scratch: Int32, dims: cutlass.Constexpr[AttendDims]
 ) -> None:
-    """x bf16 [rows, heads, lora + rope]; cache bf16 [pages, page_tokens, lora + rope]; out bf16 [rows, heads, lora].
+    """x bf16 [rows, heads, lora + rope]; cache bf16 [pages, page_tokens, lora + rope]; out bf16 [rows, heads, lora], or
+    f32 [rows, heads, lora + PARTIAL] with several ranks, of which this one has some tokens of each request.
 
     partial f32 [pieces, pairs, lora], statistics f32 [pieces, pairs, 2] (maximum, sum), counters u32 [requests,
     groups]; a piece is a part of a group of pairs of a request.
@@ -84,7 +84,7 @@ def attend(
             (counters,) = words(record, dims, "counters")
             counter = counters + Int64(request * dims.groups + group) * 4
             if arrive_last(counter, dims.splits, scratch) == 1:
-                _merge(request, group, record, dims)
+                merge(request, group, record, dims)
         piece = piece + ctas
 
 
@@ -111,17 +111,22 @@ def _part(
     rows_at = scratch
     shares = scratch + BLOCK * 8
     maxima = shares + 2 * pairs * SHARE_STRIDE
+    # Of all ranks; from here on tokens are those that lie on this one.
+    written = length
+    (rank,) = step_words(step, "rank") if dims.ranks > 1 else (Int64(0),)
+    length = owned(written, rank, dims)
     blocks = quotient(length + BLOCK - 1, BLOCK)
     each = quotient(blocks + dims.splits - 1, dims.splits)
     begin = remainder(piece, dims.splits) * each * BLOCK
     end = least(begin + each * BLOCK, length)
     # Tokens before this one are seen by every query.
-    common = length - dims.queries + 1
+    common = written - dims.queries + 1
     limits = []
     for tile in cutlass.range_constexpr(dims.tiles):
         for n in cutlass.range_constexpr(2):
             query = quotient(group * pairs + 8 * tile + 2 * t + n, dims.heads)
-            limits.append(least(common + query, end))
+            limits.append(least(owned(common + query, rank, dims), end))
+    common = owned(common, rank, dims)
     sources = []
     for tile in cutlass.range_constexpr(dims.tiles):
         chosen = least(group * pairs + 8 * tile + g, Int32(dims.pairs - 1))
@@ -228,96 +233,5 @@ def _part(
         for k in cutlass.range_constexpr(WARPS):
             total = total + load_shared(maxima + (k * pairs + 8 * (index // 2) + 2 * t + index % 2) * 4)
         totals.append(total)
-    _write(piece, request, group, largest, totals, mixed, record, dims)
+    write(piece, request, group, largest, totals, mixed, record, dims)
     cute.arch.sync_threads()
-
-
-@cute.jit
-def _write(
-    piece: Int32,
-    request: Int32,
-    group: Int32,
-    largest: list[Float32],
-    totals: list[Float32],
-    mixed: list[Float32],
-    record: Int64,
-    dims: cutlass.Constexpr[AttendDims],
-) -> None:
-    """The result of a part that is the whole context, or what the merge needs of it."""
-    if cutlass.const_expr(dims.splits > 1):
-        partial, statistics = words(record, dims, "partial", "statistics")
-    else:
-        (out,) = words(record, dims, "out")
-    tid, _, _ = cute.arch.thread_idx()
-    lane = tid % 32
-    warp = tid // 32
-    g = lane // 4
-    t = lane % 4
-    pairs = 8 * dims.tiles
-    for index in cutlass.range_constexpr(2 * dims.tiles):
-        column = 8 * (index // 2) + 2 * t + index % 2
-        chosen = group * pairs + column
-        if chosen < dims.pairs:
-            if cutlass.const_expr(dims.splits > 1):
-                first_lanes = warp == 0 and g == 0
-                if first_lanes:
-                    place = statistics + Int64(piece * pairs + column) * 8
-                    store_floats(place, [largest[index], totals[index]])
-            if warp * 64 < dims.lora:
-                for j in cutlass.range_constexpr(4):
-                    first = mixed[16 * (index // 2) + 4 * j + index % 2]
-                    second = mixed[16 * (index // 2) + 4 * j + 2 + index % 2]
-                    value = warp * 64 + 8 * g + 2 * j
-                    if cutlass.const_expr(dims.splits > 1):
-                        place = Int64(piece * pairs + column) * (dims.lora * 4) + Int64(value) * 4
-                        store_floats(partial + place, [first, second])
-                    else:
-                        _store(out, request, chosen, value, first, second, totals[index], dims)
-
-
-@cute.jit
-def _store(
-    out: Int64,
-    request: Int32,
-    chosen: Int32,
-    value: Int32,
-    first: Float32,
-    second: Float32,
-    total: Float32,
-    dims: cutlass.Constexpr[AttendDims],
-) -> None:
-    """Two latent values of a pair; a query that sees no token gives zeros."""
-    row = request * dims.queries + quotient(chosen, dims.heads)
-    place = Int64(row * dims.heads + remainder(chosen, dims.heads)) * (dims.lora * 2) + Int64(value) * 2
-    word = Int32(0)
-    if total != 0.0:
-        word = pair(first / total, second / total)
-    store_int(out + place, word)
-
-
-@cute.jit
-def _merge(request: Int32, group: Int32, record: Int64, dims: cutlass.Constexpr[AttendDims]) -> None:
-    out, partial, statistics = words(record, dims, "out", "partial", "statistics")
-    tid, _, _ = cute.arch.thread_idx()
-    pairs = 8 * dims.tiles
-    half = dims.lora // 2
-    begin = (request * dims.groups + group) * dims.splits
-    count = least(Int32(pairs), Int32(dims.pairs) - group * pairs)
-    for index in cutlass.range(tid, count * half, THREADS, unroll=1):
-        column = quotient(index, half)
-        value = remainder(index, half) * 2
-        top = nothing()
-        for k in cutlass.range(dims.splits, unroll=1):
-            top = larger(top, load_float(statistics + Int64((begin + k) * pairs + column) * 8))
-        base = base_of(top)
-        total = Float32(0.0)
-        first = Float32(0.0)
-        second = Float32(0.0)
-        for k in cutlass.range(dims.splits, unroll=1):
-            at = Int64((begin + k) * pairs + column)
-            share = exp(load_float(statistics + at * 8) - base)
-            total = total + share * load_float(statistics + at * 8 + 4)
-            place = partial + at * (dims.lora * 4) + Int64(value) * 4
-            first = first + share * load_float(place)
-            second = second + share * load_float(place + 4)
-        _store(out, request, group * pairs + column, value, first, second, total, dims)

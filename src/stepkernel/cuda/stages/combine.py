@@ -3,7 +3,7 @@
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
-from stepkernel.cuda.device import floats, load_float, load_words, pair, rounded, store_words
+from stepkernel.cuda.device import floats, load_float, load_words, pair, rounded, store_floats, store_words
 from stepkernel.cuda.dims import THREADS, CombineDims
 from stepkernel.cuda.stages.norm import write_normed
 from stepkernel.cuda.walk import words
@@ -13,8 +13,8 @@ from stepkernel.cuda.walk import words
 def combine(
     cta: Int32, ctas: Int32, record: Int64, step: Int64, scratch: Int32, dims: cutlass.Constexpr[CombineDims]
 ) -> None:
-    """x bf16 [rows, top_k, width], weights f32 [rows, top_k], norm bf16 [width], out bf16 [rows, width]. One CTA per
-    row, because the norm needs all of it; a thread owns chunks of 8 columns."""
+    """x bf16 [rows, top_k, width], weights f32 [rows, top_k], norm bf16 [width], out bf16 [rows, width], or f32 for a
+    part of a sum. One CTA per row, because the norm needs all of it; a thread owns chunks of 8 columns."""
     tid, _, _ = cute.arch.thread_idx()
     x, weights, out = words(record, dims, "x", "weights", "out")
     chunks = dims.width // 8
@@ -32,8 +32,15 @@ def combine(
                         v0, v1 = floats(values[k])
                         sums[turn * 8 + 2 * k] = sums[turn * 8 + 2 * k] + weight * v0
                         sums[turn * 8 + 2 * k + 1] = sums[turn * 8 + 2 * k + 1] + weight * v1
-        target = out + Int64(row) * (dims.width * 2)
-        if cutlass.const_expr(dims.normed):
+        target = out + Int64(row) * (dims.width * (4 if dims.partial else 2))
+        if cutlass.const_expr(dims.partial):
+            for turn in cutlass.range_constexpr(turns):
+                if tid + turn * THREADS < chunks:
+                    for half in cutlass.range_constexpr(2):
+                        first = turn * 8 + half * 4
+                        place = Int64(tid + turn * THREADS) * 32 + half * 16
+                        store_floats(target + place, sums[first : first + 4])
+        elif cutlass.const_expr(dims.normed):
             (norm,) = words(record, dims, "norm")
             for k in cutlass.range_constexpr(turns * 8):
                 sums[k] = rounded(sums[k])

@@ -12,7 +12,7 @@ from stepkernel.cuda.walk import step_words, words
 def embed(
     cta: Int32, ctas: Int32, record: Int64, step: Int64, scratch: Int32, dims: cutlass.Constexpr[EmbedDims]
 ) -> None:
-    """table bf16 [vocab, width]; out bf16 [rows, width]."""
+    """table bf16 [vocab, width], or of the `count` tokens from `start` on; out bf16 [rows, width]."""
     tid, _, _ = cute.arch.thread_idx()
     table, out = words(record, dims, "table", "out")
     (ids,) = step_words(step, "token_ids")
@@ -22,7 +22,14 @@ def embed(
         row = quotient(index, chunks)
         token = load_int(ids + Int64(row) * 4)
         place = Int64(remainder(index, chunks)) * 16
-        store_words(
-            out + Int64(row) * (dims.width * 2) + place, load_weights(table + Int64(token) * (dims.width * 2) + place)
-        )
+        target = out + Int64(row) * (dims.width * 2) + place
+        if cutlass.const_expr(dims.shared):
+            start, count = words(record, dims, "start", "count")
+            own = token - Int32(start)
+            found = [Int32(0)] * 4
+            if own >= 0 and own < Int32(count):
+                found = load_weights(table + Int64(own) * (dims.width * 2) + place)
+            store_words(target, found)
+        else:
+            store_words(target, load_weights(table + Int64(token) * (dims.width * 2) + place))
         index = index + ctas * THREADS

@@ -1,0 +1,33 @@
+"""What the constants of all stage kinds share."""
+
+from typing import Literal
+
+THREADS = 256
+WARPS = THREADS // 32
+RECORD_BYTES = 256
+HEADER_BYTES = 16
+STATIC_SHARED = 48 << 10
+
+Kind = Literal[
+    "embed",
+    "mix_norm",
+    "norm",
+    "linear",
+    "activate",
+    "kda",
+    "latent",
+    "absorb",
+    "attend",
+    "merge",
+    "select",
+    "experts",
+    "combine",
+    "exchange",
+    "argmax",
+]
+
+
+def require(fits: bool, message: str) -> None:
+    """Raises ValueError with the message."""
+    if not fits:
+        raise ValueError(message)

@@ -1,0 +1,54 @@
+"""The records that a kernel walks, before their addresses are known."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Place = Literal[
+    "buffer",
+    "matrix",  # bf16
+    "norm",  # a vector as bf16
+    "vector",  # a vector as f32
+    "score",  # the f32 product of two vectors
+    "experts",  # all experts' matrices of a name, bf16 or packed
+    "scales",  # their scales
+    "latent",
+    "conv",
+    "state",
+    "slots",
+    "scratch",
+]
+SIZES = {"bf16": 2, "f32": 4, "i32": 4}
+
+
+@dataclass(frozen=True)
+class At:
+    """`offset` bytes behind the start of something."""
+
+    place: Place
+    name: str
+    offset: int = 0
+
+
+Word = int | At
+
+
+@dataclass(frozen=True)
+class Record:
+    """One walk of a code over its pieces. `wait`: everything before must be finished."""
+
+    stage: str
+    code: int
+    wait: bool
+    words: Mapping[str, Word]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What the kernel is made for: CTAs, rows of a page and of a convolution window of the caches; with `multicast`,
+    exchanges between ranks by NVLink multicast where all get the same."""
+
+    grid: int
+    page_tokens: int
+    window: int
+    multicast: bool = False
