@@ -99,6 +99,23 @@ def test_a_good_draft_is_used_beside_a_busy_neighbour() -> None:
         assert np.mean(np.array(chosen[300:]) > 0) > 0.8
 
 
+def test_a_slow_moment_of_plain_decode_does_not_speak_for_drafts() -> None:
+    """The first plain rounds take 1.8 times as long: drafts that cost 1.3 rounds and give nothing stop all the same."""
+    rng, lengths = np.random.default_rng(5), DraftLength(MOST)
+    machine = Machine(slope=0.3, drafting=0.0, rate=0.25)
+    time = tokens = 0.0
+    for step in range(1200):
+        drafts = lengths.choose(1)
+        slow = 1.8 if step < 12 else 1.0
+        accepted = machine.accepted(drafts, rng)
+        seconds = slow * machine.seconds(drafts, rng)
+        lengths.record(1, drafts, seconds, [accepted])
+        if step >= 12:
+            time, tokens = time + seconds, tokens + 1 + accepted
+    plain = float(np.mean([machine.seconds(0, rng) for _ in range(2000)]))
+    assert tokens * plain / time > 0.97
+
+
 def test_the_acceptance_of_a_new_text_is_noticed() -> None:
     """Bad for long, then good: trials at growing distances find out, within the budget."""
     rng, lengths = np.random.default_rng(1), DraftLength(MOST)

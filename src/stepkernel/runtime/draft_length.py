@@ -12,8 +12,10 @@ MEMORY = 0.98  # weight of a round's acceptance against the one after it, and
 FORGETTING = 0.99  # per round without drafts: another text may be easier
 OUTLIER = 2.0  # times what such a round takes, or is expected to take: longer ones are charged as this long
 MARGIN = 1.02  # speculation must be expected to be this much faster than plain decode
-BUDGET = 0.015  # of the time: what drafting in vain may cost in the long run, and
-ALLOWANCE = 2.0  # plain steps, what it may cost at the start
+BUDGET = 0.01  # of the time: what drafting in vain may cost in the long run, and
+ALLOWANCE = 1.5  # plain steps, what it may cost at the start
+REFRESH = 64  # rounds with drafts after which plain decode is timed again: no slow moment excuses drafts for ever
+CREDIT = 4.0  # plain steps: gains that may pay for later losses, because a good draft is unlucky now and then
 FIRST_WAIT, LONGEST_WAIT = 32, 1024  # plain rounds between two trials of speculation that does not pay
 
 
@@ -23,6 +25,7 @@ class _Load:
 
     times: dict[int, deque[float]] = field(default_factory=dict)
     plain_rounds: int = 0
+    since_plain: int = 0
     wait: int = FIRST_WAIT
     drafting: bool = True
 
@@ -30,15 +33,21 @@ class _Load:
         return self.times.setdefault(drafts, deque(maxlen=KEPT))
 
     def cost(self, drafts: int) -> float:
-        """Seconds of a round, where it was not measured on the line through its neighbours; infinite before any."""
+        """Seconds of a round, where it was not measured on the line through its neighbours; infinite before any.
+
+        Without drafts the shortest counts: other programs only make rounds longer, and a moment in which plain decode
+        was slow must not speak for drafts.
+        """
         known = sorted(k for k, times in self.times.items() if times)
         if not known:
             return float("inf")
         if drafts in known or len(known) == 1:
-            return _typical(self.times[drafts if drafts in known else known[0]])
+            chosen = drafts if drafts in known else known[0]
+            return _typical(self.times[chosen]) if chosen else min(self.times[0])
         above = next((k for k in known if k > drafts), known[-1])
         below = known[known.index(above) - 1]
-        low, high = _typical(self.times[below]), _typical(self.times[above])
+        low = _typical(self.times[below]) if below else min(self.times[0])
+        high = _typical(self.times[above])
         return low + (high - low) * (drafts - below) / (above - below)
 
 
@@ -52,8 +61,8 @@ class DraftLength:
     A round with k drafts gives 1 + a_1 + a_1 a_2 + ... tokens per request, a_i the measured acceptance of position i
     behind accepted ones, and takes a time measured for this k and this number of requests. The k with the most tokens
     per second is taken; none, if that is not faster than plain decode. All trials are paid from an account: what rounds
-    with drafts took longer than plain decode of the same tokens would have. A round that could take it beyond 1.5 % of
-    all time plus two steps, if every draft were rejected, is not run. So costs are measured from one draft upwards.
+    with drafts took longer than plain decode of the same tokens would have. A round that could take it beyond 1 % of
+    all time plus 1.5 steps, if every draft were rejected, is not run. So costs are measured from one draft upwards.
     """
 
     def __init__(self, most: int, adaptive: bool = True) -> None:
@@ -76,7 +85,7 @@ class DraftLength:
         if not self.adaptive:
             return self.most
         load = self._load(requests)
-        if len(load.samples(0)) < FIRST_SAMPLES:
+        if len(load.samples(0)) < FIRST_SAMPLES or load.since_plain >= REFRESH:
             return 0
         for k in (1, self.most):
             # Until it may be tried, the longest block counts as what a line through none and one makes of it.
@@ -113,22 +122,24 @@ class DraftLength:
         load = self._load(requests)
         if not drafts:
             load.plain_rounds += 1
+            load.since_plain = 0
             self._tried = [FORGETTING * count for count in self._tried]
             self._passed = [FORGETTING * count for count in self._passed]
         else:
             if load.plain_rounds >= load.wait:
                 load.wait = min(2 * load.wait, LONGEST_WAIT)
             load.plain_rounds = 0
+            load.since_plain += 1
             for position in range(drafts):
                 tried = sum(count >= position for count in accepted)
                 self._tried[position] = MEMORY * self._tried[position] + tried
                 self._passed[position] = MEMORY * self._passed[position] + sum(count > position for count in accepted)
             if load.samples(0):
                 tokens = 1 + sum(accepted) / len(accepted)
-                # A round that a neighbour made long is not the draft's fault. Gains are not saved up: they would pay
+                # A round that a neighbour made long is not the draft's fault. Few gains are saved up: many would pay
                 # for a long loss later.
-                charged = min(seconds, OUTLIER * load.cost(drafts))
-                self._account = max(self._account + charged - tokens * load.cost(0), 0.0)
+                charged, plain = min(seconds, OUTLIER * load.cost(drafts)), load.cost(0)
+                self._account = max(self._account + charged - tokens * plain, -CREDIT * plain)
         load.samples(drafts).append(seconds)
 
     def rate(self, position: int) -> float:
