@@ -81,7 +81,9 @@ class Ranks:
         )
 
     def run_stage(self, index: int, inputs: StepInputs) -> None:
-        raise NotImplementedError("ranks run whole steps only: buffers of one rank are parts of those of the model")
+        raise ValueError(
+            f"stage {index}: several ranks run whole steps only, the buffers of one are parts of the model's"
+        )
 
     def inputs_of(self, rank: int, inputs: StepInputs) -> StepInputs:
         """What a rank gets: only the rows that it holds have a place in its cache."""
