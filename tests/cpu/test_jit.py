@@ -141,3 +141,24 @@ def test_a_damaged_cache_is_made_again(tmp_path: Path) -> None:
         for file in (tmp_path / "cache").rglob(pattern):
             file.write_bytes(b"junk")
         assert run().endswith(" 7\n"), pattern
+
+
+def test_another_process_compiles(tmp_path: Path) -> None:
+    (tmp_path / "kernel.py").write_text(
+        'from stepkernel.cpu.jit import entry\n\n\n@entry("int64(int64)")\ndef run(x):\n    return x + 3\n'
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "STEPKERNEL_CACHE_DIR": str(tmp_path / "cache")}
+    code = (
+        "from kernel import run; print(run.prepare_apart(), sum(run._dispatcher.stats.cache_misses.values()), run(4))"
+    )
+
+    def run(**variables: str) -> str:
+        command = [sys.executable, "-c", code]
+        return subprocess.run(
+            command, env=environment | variables, capture_output=True, text=True, check=True, cwd=tmp_path
+        ).stdout
+
+    assert run() == "True 0 7\n"
+    assert run() == "False 0 7\n"
+    # The child does not find the module: this process compiles it.
+    assert run(PYTHONPATH="", STEPKERNEL_CACHE_DIR=str(tmp_path / "other")) == "True 1 7\n"

@@ -33,7 +33,7 @@ class Crew:
         raw = np.zeros(team.CONTROL_BYTES + LINE, np.uint8)
         start = -address(raw) % LINE
         self._control = raw[start : start + team.CONTROL_BYTES].view(np.int32)
-        interpreter.enter.prepare()
+        interpreter.enter.prepare_apart()
         workers = [
             threading.Thread(target=_work, args=(self._control, i), daemon=True, name=f"stepkernel-{i}")
             for i in range(1, count)

@@ -1,7 +1,10 @@
 """How kernels are compiled: inner functions, and entry points cached under a hash of every kernel source."""
 
+import fcntl
 import hashlib
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -36,6 +39,7 @@ class Entry:
 
     def __init__(self, function: Callable[..., Any], signature: str) -> None:
         self._signature = signature
+        self._function = function
         self._lock = threading.Lock()
         before = numba.config.CACHE_DIR
         numba.config.CACHE_DIR = str(cache_directory())
@@ -58,6 +62,19 @@ class Entry:
                 self._dispatcher.compile(self._signature)
             self._dispatcher.disable_compile()
             return bool(self._dispatcher.stats.cache_misses)
+
+    def prepare_apart(self) -> bool:
+        """As `prepare`, for a kernel at the top of its module, but a child process compiles: the compiler leaves
+        145 MiB behind in the process it ran in. Processes that start together, as ranks do, compile once. If the child
+        cannot do it, this process tries, and raises what is wrong."""
+        module, name = self._function.__module__, self._function.__qualname__
+        code = f"from {module} import {name}; {name}.prepare()"
+        with (cache_directory() / "compiling").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            missing = not any(cache_directory().rglob(f"{module.rpartition('.')[2]}.{name}-*.nbi"))
+            if missing:
+                subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, check=False)
+        return self.prepare() or missing
 
     def __call__(self, *arguments: int) -> Any:
         return self._dispatcher(*arguments)

@@ -11,6 +11,7 @@ PRIOR_RATE, PRIOR_WEIGHT = 0.6, 3.0  # acceptance of a position nobody has seen
 MEMORY = 0.98  # weight of a round's acceptance against the one after it, and
 FORGETTING = 0.99  # per round without drafts: another text may be easier
 OUTLIER = 2.0  # times what such a round takes, or is expected to take: longer ones are charged as this long
+FIRST_OUTLIER = 4.0  # the same for a number of drafts that was never timed
 MARGIN = 1.02  # speculation must be expected to be this much faster than plain decode
 BUDGET = 0.01  # of the time: what drafting in vain may cost in the long run, and
 ALLOWANCE = 1.5  # plain steps, what it may cost at the start
@@ -136,9 +137,10 @@ class DraftLength:
                 self._passed[position] = MEMORY * self._passed[position] + sum(count > position for count in accepted)
             if load.samples(0):
                 tokens = 1 + sum(accepted) / len(accepted)
-                # A round that a neighbour made long is not the draft's fault. Few gains are saved up: many would pay
-                # for a long loss later.
-                charged, plain = min(seconds, OUTLIER * load.cost(drafts)), load.cost(0)
+                # A round that a neighbour made long is not the draft's fault; a first trial may be. Few
+                # gains are saved up: many would pay for a long loss later.
+                longest = OUTLIER if load.samples(drafts) else FIRST_OUTLIER
+                charged, plain = min(seconds, longest * load.cost(drafts)), load.cost(0)
                 self._account = max(self._account + charged - tokens * plain, -CREDIT * plain)
         load.samples(drafts).append(seconds)
 

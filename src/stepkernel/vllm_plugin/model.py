@@ -110,7 +110,7 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
 
         tame_llvmlite()  # for the next engine of this process
         packed = pack_weights(self.program, source, self.options.activation_bits)
-        self.ranks.after_rank_0(interpreter.enter.prepare)
+        interpreter.enter.prepare_apart()  # not in the first step
         drafts, most = self.vllm_config.num_speculative_tokens, self.vllm_config.scheduler_config.max_num_seqs
         requests = min(most, MAX_ROWS // (1 + drafts))
         self.decode = SpecialisedDecode(

@@ -2,7 +2,7 @@
 
 import os
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -57,15 +57,6 @@ class Ranks:
 
             self._mailbox = Mailbox(self._path, self.shard, slot_bytes, self.timeout, START_TIMEOUT)
         return self._mailbox
-
-    def after_rank_0(self, call: Callable[[], object]) -> None:
-        """Rank 0 alone, then the others together: what it compiles and caches, they load."""
-        if self.shard.rank == 0:
-            call()
-        if self.shard.size > 1:
-            torch.distributed.barrier(group=get_tp_group().cpu_group)
-        if self.shard.rank != 0:
-            call()
 
     def exchange(self, how: Exchange, part: Tensor) -> Tensor:
         """What all ranks get of their parts [rows, width]: the sum, in rank order and rounded once, or side by side.
