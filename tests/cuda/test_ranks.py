@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from stepkernel.cuda.bound_step import StepFailed
 from stepkernel.cuda.cases import Case
 from stepkernel.cuda.check_ranks import Ranks, compare, whole
-from stepkernel.cuda.executor import StepFailed
 from stepkernel.cuda.group_cases import ranks
 from stepkernel.cuda.spec import PATIENCE
 from stepkernel.model.shard import Shard

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from ptxcheck import LaunchError
+from stepkernel.cuda.bound_step import StepFailed
 from stepkernel.cuda.cases import Case, StageCase, small, stages, tiny, wide, wide_stages
 from stepkernel.cuda.check import Spread, exceeding
 from stepkernel.cuda.emulate import EmulatedDevice
-from stepkernel.cuda.executor import CudaExecutor, StepFailed
+from stepkernel.cuda.executor import CudaExecutor
 from stepkernel.cuda.mutation import without_a_cta
 from stepkernel.runtime.scenario import PAGE_TOKENS, without_state_table
 from support.cuda import ARCHES, case_of, emulated, text

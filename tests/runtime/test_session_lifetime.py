@@ -36,8 +36,8 @@ def test_a_step_broken_off_drops_its_requests(
     with monkeypatch.context() as patch:
         real = getattr(session.engine, phase)
 
-        def run_and_fail(inputs: StepInputs) -> StepOutputs:
-            real(inputs)
+        def run_and_fail(inputs: StepInputs, *others: bool) -> StepOutputs:
+            real(inputs, *others)
             raise error
 
         patch.setattr(session.engine, phase, run_and_fail)

@@ -10,6 +10,9 @@ from typing import ParamSpec, TypeVar
 import typer
 from rich.console import Console
 
+DEVICE = "cpu, cuda, or emulator, which executes the GPU kernels' PTX on the CPU (slow)."
+KERNELS = "What `stepkernel kernels build` wrote, for --device cuda or emulator."
+
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stepkernel.cli.common import integers, messages, model_directory, numpy_threads, one_line_errors
+from stepkernel.cli.common import DEVICE, KERNELS, integers, messages, model_directory, numpy_threads, one_line_errors
 
 FAILED = 1
 
@@ -53,6 +53,8 @@ def generate(
     synthetic_acceptance_length: Annotated[
         float | None, typer.Option(help="Accept by rate, tokens per round; for timing, the text is none.")
     ] = None,
+    device: Annotated[str, typer.Option(help=DEVICE)] = "cpu",
+    kernels: Annotated[Path | None, typer.Option(help=KERNELS)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Generate from a prompt with the specialised step or the standard path."""
@@ -98,7 +100,7 @@ def generate(
 
     console = messages()
     started = time.perf_counter()
-    with progress_bar(console, *opening(console, options.backend)) as report:
+    with progress_bar(console, *opening(console, options.backend, device)) as report:
         session = (BatchInvariantSession if batch_invariant else Session).open(
             directory,
             options.backend,
@@ -111,6 +113,8 @@ def generate(
             kv_cache_dtype=options.kv_cache_dtype,
             recurrent_dtype=options.recurrent_dtype,
             progress=report,
+            device=device,  # type: ignore[arg-type]
+            kernels=kernels,
         )
     opened = time.perf_counter()
     with session:
@@ -133,6 +137,7 @@ def generate(
             "message": result.message,
             "sampling": {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": drawn},
             "decode_backend": options.backend,
+            "device": device,
             "kv_cache_dtype": options.kv_cache_dtype,
             "timings": timings,
             "routes": routes,

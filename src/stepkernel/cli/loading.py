@@ -30,9 +30,9 @@ def kernels_are_compiled() -> bool:
     return any(cache_directory().rglob("*.nbc"))
 
 
-def opening(console: Console, backend: str) -> tuple[str, str]:
+def opening(console: Console, backend: str, device: str = "cpu") -> tuple[str, str]:
     """The two texts of a progress bar for opening a model; says once that compiling takes a while."""
-    if backend != "latency_specialized":
+    if backend != "latency_specialized" or device != "cpu":
         return "reading weights", ""
     if kernels_are_compiled():
         return "packing weights", "loading kernels"

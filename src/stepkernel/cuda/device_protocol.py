@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
+
+from stepkernel.cuda.spec import KernelSpec
 
 
 class Device(Protocol):
@@ -12,12 +15,44 @@ class Device(Protocol):
 
     def put(self, name: str, values: NDArray[Any], constant: bool = False) -> int: ...
 
+    def zeros(self, name: str, size: int) -> int: ...
+
+    def clear(self, address: int, size: int) -> None:
+        """Zeros to `size` bytes from an address on."""
+        ...
+
     def write(self, address: int, values: NDArray[Any]) -> None: ...
 
     def read(self, address: int, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]: ...
 
     def launch(self, arguments: list[int]) -> None:
         """Runs the kernel of the plan and waits for it."""
+        ...
+
+    def close(self) -> None:
+        """Gives back what this kernel took of the device's memory."""
+        ...
+
+
+class Machine(Protocol):
+    """A GPU or the emulator: several kernels over one memory.
+
+    arch  that kernels must be built for
+    name  of the GPU
+    fits  CTAs that can run at a time
+    """
+
+    @property
+    def arch(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def fits(self) -> int: ...
+
+    def load(self, directory: Path, spec: KernelSpec) -> Device:
+        """Raises ValueError if it cannot run the kernel."""
         ...
 
 

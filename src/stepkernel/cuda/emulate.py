@@ -1,6 +1,7 @@
 """A device that is the emulator: memory and launches of `ptxcheck`, of one rank or of all ranks of a group."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from ptxcheck import Memory, Result, launch
 from stepkernel.cuda.device_protocol import Mailboxes
 from stepkernel.cuda.executor import CudaExecutor
+from stepkernel.cuda.manifest import recorded
 from stepkernel.cuda.spec import KernelSpec
 from stepkernel.program.inputs import StepInputs
 
@@ -42,6 +44,12 @@ class EmulatedDevice:
     def put(self, name: str, values: NDArray[Any], constant: bool = False) -> int:
         return self.memory.put(self._label + name, values, constant)
 
+    def zeros(self, name: str, size: int) -> int:
+        return self.put(name, np.zeros(size, np.uint8))
+
+    def clear(self, address: int, size: int) -> None:
+        self.memory.set(address, np.zeros(size, np.uint8))
+
     def write(self, address: int, values: NDArray[Any]) -> None:
         self.memory.set(address, values)
 
@@ -50,6 +58,9 @@ class EmulatedDevice:
 
     def launch(self, arguments: list[int]) -> None:
         self.launch_ranks([arguments])
+
+    def close(self) -> None:
+        """Memory goes with the object."""
 
     def launch_ranks(self, arguments: Sequence[list[int]]) -> None:
         """One launch on each rank's device, all at the same time."""
@@ -66,6 +77,22 @@ class EmulatedDevice:
             instruction_limit=self.instruction_limit,
         )
         self.results.append(result)
+
+
+class Emulator:
+    """A machine (`device_protocol.Machine`) that executes PTX on the CPU, with all checks: slow, and right for trying
+    kernels without a GPU. arch: that of the PTX to take; seed: as for `EmulatedDevice`."""
+
+    name = "the emulator"
+    fits = 1 << 20
+
+    def __init__(self, arch: str = "sm_90a", seed: int | None = None) -> None:
+        self.arch, self._seed = arch, seed
+        self._memory = Memory()
+
+    def load(self, directory: Path, spec: KernelSpec) -> EmulatedDevice:
+        label = f"{spec.name}: "
+        return EmulatedDevice(recorded(directory, spec, self.arch), spec, self._seed, memory=self._memory, label=label)
 
 
 class EmulatedPeers:

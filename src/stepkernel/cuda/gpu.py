@@ -1,6 +1,7 @@
-"""A device that is a GPU: memory, cubins and launches by `cuda-bindings` alone. Has not run on a GPU yet."""
+"""A GPU and its kernels: memory, cubins and launches by `cuda-bindings` alone. Has not run on a GPU yet."""
 
 import ctypes
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,41 +13,76 @@ from stepkernel.cuda.manifest import find
 from stepkernel.cuda.spec import KernelSpec
 
 
-class GpuMissing(RuntimeError):
+class GpuMissing(ValueError):
     """There is no usable GPU, driver or `cuda-bindings`."""
 
 
+class GpuFailed(RuntimeError):
+    """A call of the driver failed on a GPU that is there."""
+
+
+class Gpu:
+    """GPU `ordinal`, by its primary context, which other libraries of this process use as well.
+
+    arch  as kernels are built for it: cubins of "a" architectures load on exactly that compute capability
+    fits  multiprocessors: CTAs that run at a time, at one for each
+
+    Raises GpuMissing.
+    """
+
+    def __init__(self, ordinal: int = 0) -> None:
+        self.driver = cu = _driver()
+        try:
+            call(cu, cu.cuInit(0))
+            count = call(cu, cu.cuDeviceGetCount())
+        except RuntimeError as error:  # the driver's library is not there, or it has nothing to drive
+            raise GpuMissing(f"no GPU that the CUDA driver can use: {error}") from None
+        if not 0 <= ordinal < count:
+            raise GpuMissing(f"GPU {ordinal}: this machine has {count}")
+        device = call(cu, cu.cuDeviceGet(ordinal))
+        self.context = call(cu, cu.cuDevicePrimaryCtxRetain(device))
+        call(cu, cu.cuCtxSetCurrent(self.context))
+        attribute = cu.CUdevice_attribute
+        major, minor, self.fits = (
+            call(cu, cu.cuDeviceGetAttribute(which, device))
+            for which in (
+                attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+                attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+            )
+        )
+        self.name = call(cu, cu.cuDeviceGetName(256, device)).split(b"\0")[0].decode()
+        self.arch = f"sm_{major}{minor}a"
+
+    def memory(self) -> tuple[int, int]:
+        """Free and total bytes."""
+        free, total = call(self.driver, self.driver.cuMemGetInfo())
+        return int(free), int(total)
+
+    def load(self, directory: Path, spec: KernelSpec) -> "GpuDevice":
+        """A kernel of this GPU; all of them share its memory."""
+        return GpuDevice(directory, spec, self)
+
+
 class GpuDevice:
-    """One kernel of a directory of cubins on GPU `ordinal` (`executor.Device`).
+    """One kernel of a directory of cubins on a GPU (`device_protocol.Device`).
 
     Raises GpuMissing; ValueError if the directory has no kernel for this GPU, or its CTAs cannot be resident together,
     which would make every barrier wait in vain.
     """
 
-    def __init__(self, directory: Path, spec: KernelSpec, ordinal: int = 0) -> None:
+    def __init__(self, directory: Path, spec: KernelSpec, gpu: Gpu | None = None) -> None:
         self.spec = spec
-        self._cu = _driver()
-        cu = self._cu
-        try:
-            self._call(cu.cuInit(0))
-        except RuntimeError as error:  # the driver's library is not there
-            raise GpuMissing(f"no CUDA driver: {error}") from None
-        device = self._call(cu.cuDeviceGet(ordinal))
-        self._context = self._call(cu.cuDevicePrimaryCtxRetain(device))
-        self._call(cu.cuCtxSetCurrent(self._context))
-        names = cu.CUdevice_attribute
-        major = self._call(cu.cuDeviceGetAttribute(names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device))
-        minor = self._call(cu.cuDeviceGetAttribute(names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device))
-        processors = self._call(cu.cuDeviceGetAttribute(names.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device))
-        self.name = self._call(cu.cuDeviceGetName(256, device)).split(b"\0")[0].decode()
-        # Cubins of "a" architectures load on exactly that compute capability.
-        self.arch = f"sm_{major}{minor}a"
-        path, row = find(directory, spec, self.arch)
+        self.gpu = gpu = Gpu() if gpu is None else gpu
+        self._cu = cu = gpu.driver
+        path, row = find(directory, spec, gpu.arch)
+        if path.suffix != ".cubin":
+            raise ValueError(f"{path}: is PTX, a GPU runs cubins; build the kernels without --ptx")
         self._module = self._call(cu.cuModuleLoadData(path.read_bytes()))
         self._function = self._call(cu.cuModuleGetFunction(self._module, row["entry"].encode()))
         each = self._call(cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(self._function, spec.threads, 0))
-        if each * processors < spec.grid:
-            raise ValueError(f"{spec.name}: {spec.grid} CTAs, {self.name} holds {each} x {processors} at a time")
+        if each * gpu.fits < spec.grid:
+            raise ValueError(f"{spec.name}: {spec.grid} CTAs, {gpu.name} holds {each} x {gpu.fits} at a time")
         self._sizes: dict[int, int] = {}
 
     def put(self, name: str, values: NDArray[Any], constant: bool = False) -> int:
@@ -54,10 +90,19 @@ class GpuDevice:
         self.write(address, values)
         return address
 
+    def zeros(self, name: str, size: int) -> int:
+        address = self.allocate(max(1, size))
+        self.clear(address, size)
+        return address
+
     def allocate(self, size: int) -> int:
         address = int(self._call(self._cu.cuMemAlloc(size)))
         self._sizes[address] = size
         return address
+
+    def clear(self, address: int, size: int) -> None:
+        if size:
+            self._call(self._cu.cuMemsetD8(address, 0, size))
 
     def copy(self, target: int, source: int, size: int) -> None:
         """Within the device."""
@@ -92,7 +137,7 @@ class GpuDevice:
         self.start(arguments)
         self._call(self._cu.cuCtxSynchronize())
 
-    def start(self, arguments: list[int]) -> None:
+    def start(self, arguments: list[int], stream: Any = 0) -> None:
         """Launches the kernel without waiting for it."""
         cu = self._cu
         values = [ctypes.c_uint64(value & (1 << 64) - 1) for value in arguments]
@@ -104,9 +149,20 @@ class GpuDevice:
         config.gridDimX, config.gridDimY, config.gridDimZ = self.spec.grid, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = self.spec.threads, 1, 1
         config.attrs, config.numAttrs = [attribute], 1
+        config.hStream = stream
         self._call(cu.cuLaunchKernelEx(config, self._function, ctypes.addressof(pointers), 0))
 
-    def milliseconds(self, work: Any, times: int) -> list[float]:
+    def recorded(self, arguments: list[int]) -> Callable[[], None]:
+        """The launch as a graph of one node: what is returned replays it, without waiting for it."""
+        cu = self._cu
+        stream = self._call(cu.cuStreamCreate(int(cu.CUstream_flags.CU_STREAM_NON_BLOCKING)))
+        self._call(cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
+        self.start(arguments, stream)
+        graph = self._call(cu.cuStreamEndCapture(stream))
+        ready = self._call(cu.cuGraphInstantiate(graph, 0))
+        return lambda: self._call(cu.cuGraphLaunch(ready, 0))
+
+    def milliseconds(self, work: Callable[[], None], times: int) -> list[float]:
         """GPU time of each call of `work`, which starts things on the default stream, by events around it."""
         cu = self._cu
         pairs = [[self._call(cu.cuEventCreate(0)) for _ in "ab"] for _ in range(times)]
@@ -115,7 +171,10 @@ class GpuDevice:
             work()
             self._call(cu.cuEventRecord(after, 0))
         self._call(cu.cuCtxSynchronize())
-        return [float(self._call(cu.cuEventElapsedTime(before, after))) for before, after in pairs]
+        found = [float(self._call(cu.cuEventElapsedTime(before, after))) for before, after in pairs]
+        for event in (event for pair in pairs for event in pair):
+            self._call(cu.cuEventDestroy(event))
+        return found
 
     def close(self) -> None:
         """Frees the memory and the module; the object is of no use afterwards."""
@@ -125,12 +184,17 @@ class GpuDevice:
         self._call(self._cu.cuModuleUnload(self._module))
 
     def _call(self, result: tuple[Any, ...]) -> Any:
-        status, *values = result
-        if int(status) != 0:
-            _, name = self._cu.cuGetErrorName(status)
-            _, text = self._cu.cuGetErrorString(status)
-            raise GpuMissing(f"CUDA driver: {(name or b'?').decode()}: {(text or b'?').decode()}")
-        return values[0] if len(values) == 1 else tuple(values)
+        return call(self._cu, result)
+
+
+def call(driver: Any, result: tuple[Any, ...]) -> Any:
+    """What a call of the driver returns behind its status. Raises GpuFailed."""
+    status, *values = result
+    if int(status) != 0:
+        _, name = driver.cuGetErrorName(status)
+        _, text = driver.cuGetErrorString(status)
+        raise GpuFailed(f"CUDA driver: {(name or b'?').decode()}: {(text or b'?').decode()}")
+    return values[0] if len(values) == 1 else tuple(values)
 
 
 def _driver() -> Any:

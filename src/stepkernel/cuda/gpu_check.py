@@ -153,7 +153,7 @@ def _time(case: Case, directory: Path, say: Callable[[str], None]) -> dict[str, 
     say(f"{case.name}: {median:.3f} ms, floor {floor:.3f} ms at {bandwidth:.0f} GB/s measured copy bandwidth")
     return {
         "case": case.name,
-        "gpu": device.name,
+        "gpu": device.gpu.name,
         "context": context,
         "ms_median": median,
         "ms_best": min(times),

@@ -22,12 +22,19 @@ class Loader(Protocol):
 
 
 class HostWeights:
-    """Copies weights from the host, as the stages want them."""
+    """Copies weights from the host, as the stages want them; each once, for all steps that ask."""
 
     def __init__(self, weights: Weights, device: Device) -> None:
         self._weights, self._device = weights, device
+        self._loaded: dict[tuple[str, str], int] = {}
 
     def load(self, place: str, name: str, experts: int) -> int:
+        if (place, name) not in self._loaded:
+            label = name if place != "scales" else f"scales of {name}"
+            self._loaded[place, name] = self._device.put(label, self._values(place, name, experts), constant=True)
+        return self._loaded[place, name]
+
+    def _values(self, place: str, name: str, experts: int) -> NDArray[Any]:
         weights = self._weights
         match place:
             case "matrix":
@@ -45,7 +52,7 @@ class HostWeights:
                 values = np.stack([self._expert(place, name.format(k)) for k in range(experts)])
             case _:
                 raise ValueError(f"{place} {name}: nothing of this kind")
-        return self._device.put(name if place != "scales" else f"scales of {name}", values, constant=True)
+        return values
 
     def _expert(self, place: str, name: str) -> NDArray[Any]:
         if name.endswith(".weight"):

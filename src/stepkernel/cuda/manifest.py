@@ -3,7 +3,7 @@
 import gzip
 import json
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from stepkernel.cuda.compile import Compiled, Resources
 from stepkernel.cuda.dims import Dims
 from stepkernel.cuda.spec import PARAMETERS, KernelSpec, for_arch, source_hash
 
+KEYS = {"name", "arch", "file", "entry", "codes", "grid"}
 ABI = 2  # all parameters are 8-byte numbers, in the order of `parameters`
 
 
@@ -54,24 +55,47 @@ def write(directory: Path, kernels: Iterable[tuple[Compiled, Resources]], as_ptx
     return directory / "manifest.json"
 
 
+def read(directory: Path) -> dict[str, Any]:
+    """The manifest of built kernels. Raises ValueError if there is none, or it is of another version's."""
+    path = directory / "manifest.json"
+    if not directory.is_dir():
+        raise ValueError(f"kernels {directory}: no such directory")
+    try:
+        manifest = json.loads(path.read_text())
+        found, rows = manifest["abi"], manifest["kernels"]
+        whole = all(row.keys() >= KEYS for row in rows) and isinstance(manifest["source_hash"], str)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: is no manifest of built kernels ({type(error).__name__}: {error})") from None
+    if not whole:
+        raise ValueError(f"{path}: is no manifest of built kernels (entries lack some of {', '.join(sorted(KEYS))})")
+    if found != ABI:
+        raise ValueError(f"{path}: abi {found}, this version runs {ABI}; build the kernels again")
+    return dict(manifest)
+
+
+def matches(row: Mapping[str, Any], codes: tuple[Dims, ...], grid: int) -> bool:
+    """Whether a kernel of a manifest does the stages of these codes."""
+    return bool(row["codes"] == _plain(for_arch(codes, row["arch"])) and row["grid"] == grid)
+
+
 def find(directory: Path, spec: KernelSpec, arch: str) -> tuple[Path, dict[str, Any]]:
     """File and manifest row of one kernel. Raises ValueError if it is not there, or was made for another ABI, other
     dims or another grid than this version's."""
     path = directory / "manifest.json"
-    manifest = json.loads(path.read_text())
-    if manifest["abi"] != ABI:
-        raise ValueError(f"{path}: abi {manifest['abi']}, this version runs {ABI}; build the kernels again")
-    for row in manifest["kernels"]:
+    for row in read(directory)["kernels"]:
         if row["name"] == spec.name and row["arch"] == arch:
-            if row["codes"] != _plain(for_arch(spec.codes, arch)) or row["grid"] != spec.grid:
+            if not matches(row, spec.codes, spec.grid):
                 raise ValueError(f"{directory / row['file']}: made for other stages than {spec.name} has now")
             return directory / row["file"], row
     raise ValueError(f"{path}: no {spec.name} for {arch}")
 
 
 def recorded(directory: Path, spec: KernelSpec, arch: str) -> str:
-    """PTX of one kernel. Raises ValueError as `find` does."""
-    return gzip.decompress(find(directory, spec, arch)[0].read_bytes()).decode()
+    """PTX of one kernel. Raises ValueError as `find` does, and for a cubin."""
+    path = find(directory, spec, arch)[0]
+    if path.suffix != ".gz":
+        raise ValueError(f"{path}: is machine code, the emulator executes PTX; build the kernels with --ptx")
+    return gzip.decompress(path.read_bytes()).decode()
 
 
 def _plain(codes: tuple[Dims, ...]) -> list[dict[str, Any]]:

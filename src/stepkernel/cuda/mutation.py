@@ -12,10 +12,11 @@ import numpy as np
 
 from ptxcheck import LaunchError, PtxError
 from ptxcheck.mutate import Mutant, mutants
+from stepkernel.cuda.bound_step import StepFailed
 from stepkernel.cuda.cases import Case, StageCase
 from stepkernel.cuda.check import Emulated, Spread, exceeding, live_contexts
 from stepkernel.cuda.emulate import EmulatedDevice
-from stepkernel.cuda.executor import CudaExecutor, StepFailed
+from stepkernel.cuda.executor import CudaExecutor
 from stepkernel.cuda.spec import PATIENCE
 from stepkernel.cuda.step_block import FAILURE
 from stepkernel.model.weights import Weights

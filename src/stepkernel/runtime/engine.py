@@ -15,7 +15,7 @@ from stepkernel.program.inputs import Caches, StepInputs, StepOutputs
 from stepkernel.program.program import MAX_ROWS
 from stepkernel.program.routing import BACKENDS, Backend, Kind, Reason, Route, RouteCounter, StepFacts, route
 from stepkernel.reference.executor import ReferenceExecutor
-from stepkernel.runtime.caches import LatentDtype, RecurrentDtype
+from stepkernel.runtime.caches import LatentDtype, RecurrentDtype, clear_slot
 from stepkernel.runtime.sampling import RequestError
 
 Precision = Literal["bf16", "float32"]
@@ -129,7 +129,7 @@ class Engine:
     def __init__(
         self,
         config: ModelConfig,
-        weights: Weights,
+        weights: Weights | None,
         caches: Caches,
         options: EngineOptions,
         specialised: Specialised | None = None,
@@ -145,6 +145,7 @@ class Engine:
     @cached_property
     def standard(self) -> ReferenceExecutor:
         """Made when a step first needs it: it keeps float32 copies of what it uses."""
+        assert self._weights is not None
         rows = max(self.options.prefill_chunk, self.options.max_requests * self.options.queries)
         program = build_program(self._config, requests=rows, max_rows=rows, taps=self.taps)
         return ReferenceExecutor(program, self._weights, self._caches, rounding=self.options.precision)
@@ -156,8 +157,23 @@ class Engine:
         self._count(Route("standard", Reason.PREFILL), inputs, started)
         return outputs
 
-    def decode(self, inputs: StepInputs) -> StepOutputs:
-        """A step of one token per request, or of one and its drafts."""
+    def decode(self, inputs: StepInputs, logits: bool = True) -> StepOutputs:
+        """A step of one token per request, or of one and its drafts. logits: whether they will be looked at; the tokens
+        are always there."""
+        taken = self._route(inputs)
+        started = time.perf_counter()
+        if taken.kind == "specialized" and self._specialised is not None:
+            outputs = self._specialised.run(inputs)
+        else:
+            outputs = self.standard.run(inputs)
+        self._count(taken, inputs, started)
+        return outputs
+
+    def clear_slot(self, slot: int) -> None:
+        """The state of a sequence that has not begun."""
+        clear_slot(self._caches, slot)
+
+    def _route(self, inputs: StepInputs) -> Route:
         facts = StepFacts(
             backend=self.options.backend,
             requests=inputs.requests,
@@ -168,14 +184,7 @@ class Engine:
             prepared_requests=0 if self._specialised is None else self.options.max_requests,
             prepared_queries=frozenset(range(1, self.options.queries + 1)),
         )
-        taken = route(facts)
-        started = time.perf_counter()
-        if taken.kind == "specialized" and self._specialised is not None:
-            outputs = self._specialised.run(inputs)
-        else:
-            outputs = self.standard.run(inputs)
-        self._count(taken, inputs, started)
-        return outputs
+        return route(facts)
 
     def decode_seconds(self, kind: Kind) -> list[float]:
         """Wall times of the decode steps that took a path, oldest first."""

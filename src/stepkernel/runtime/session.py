@@ -17,7 +17,8 @@ from stepkernel.model.shard import Shard
 from stepkernel.program.inputs import Caches, StepOutputs
 from stepkernel.program.routing import Backend
 from stepkernel.runtime.batch import decode_inputs, prefill_inputs
-from stepkernel.runtime.caches import RecurrentDtype, allocate_caches, clear_slot
+from stepkernel.runtime.caches import RecurrentDtype, allocate_caches
+from stepkernel.runtime.device_engine import Device, DeviceEngine, open_device
 from stepkernel.runtime.drafting import Draft, DrafterFactory
 from stepkernel.runtime.engine import (
     Engine,
@@ -36,6 +37,7 @@ from stepkernel.runtime.text import Detokenizer, StopStrings, TextCodec
 
 Prompt = str | Iterable[int]
 GREEDY = Sampling()
+PAGE_TOKENS = 64
 DEFAULT_RULES = StopRules()
 NAN_MESSAGE = (
     "the logits after token {position} hold NaN; the request was ended, others are not affected. "
@@ -79,7 +81,7 @@ class Session:
         activation_bits: int = 15,
         *,
         precision: Precision = "bf16",
-        page_tokens: int = 64,
+        page_tokens: int | None = None,
         cache_pages: int | None = None,
         prefill_chunk: int = 256,
         draft: str | Path | None = None,
@@ -87,15 +89,19 @@ class Session:
         kv_cache_dtype: KvCacheDtype | None = None,
         recurrent_dtype: RecurrentDtype = "float32",
         progress: Progress | None = None,
+        device: Device = "cpu",
+        kernels: str | Path | None = None,
     ) -> Session:
         """Opens a model directory. Options are checked before weights are read.
 
         max_context: tokens of prompt and answer per request (default: the model's, at most 4096).
-        cache_pages: pages of `page_tokens` tokens for all requests together (default: enough for
-        max_requests full contexts); with fewer, requests wait for each other. draft, speculation: directory of a
-        DSpark draft made for the model, and how to use it. kv_cache_dtype: "bfloat16" or "fp8" for the latent rows of
-        model and draft. recurrent_dtype: "float32" or "bfloat16" for the KDA states. progress: passed on while weights
-        are repacked.
+        cache_pages: pages of `page_tokens` tokens (default: 64, on a device those of its kernels) for all requests
+        together (default: enough for max_requests full contexts); with fewer, requests wait for each other. draft,
+        speculation: directory of a DSpark draft made for the model, and how to use it. kv_cache_dtype: "bfloat16" or
+        "fp8" for the latent rows of model and draft. recurrent_dtype: "float32" or "bfloat16" for the KDA states.
+        progress: passed on while weights are repacked. device: "cuda", or "emulator", which executes the same kernels'
+        PTX on the CPU: weights, caches and states are there, and every step runs by the built kernels of the directory
+        `kernels`; prompts go by steps of as many tokens as it has kernels for.
         """
         if (draft is None) != (speculation is None):
             raise RequestError(
@@ -122,9 +128,12 @@ class Session:
         context = default_context(config, draft, drafts) if max_context is None else max_context
         if not 2 <= context <= config.max_positions:
             raise RequestError(f"max_context {context}: the model takes 2 to {config.max_positions} tokens")
-        if page_tokens < 1:
+        if page_tokens is not None and page_tokens < 1:
             raise RequestError(f"page_tokens {page_tokens}: must be at least 1")
         opened = None if draft is None else Draft.open(draft, config, drafts, context)
+        device_kernels = open_device(device, kernels, config, options, page_tokens, draft)
+        if page_tokens is None:
+            page_tokens = PAGE_TOKENS if device_kernels is None else device_kernels.page_tokens
         per_request = -(-(context + drafts) // page_tokens)
         usable = max_requests * per_request if cache_pages is None else cache_pages
         if usable < 1:
@@ -143,6 +152,10 @@ class Session:
             state_dtype=options.recurrent_dtype,
         )
         weights = checkpoint.weights(Shard(0, 1))
+        codec = TextCodec(directory)
+        if device_kernels is not None:
+            decoder = device_kernels.decoder(weights, caches)
+            return cls(config, DeviceEngine(config, options, decoder), decoder.caches, codec, context)
         taps = None if opened is None else opened.taps
         packed: Any = None
         specialised: Any = None
@@ -155,7 +168,7 @@ class Session:
             own = allocate_caches(opened.backbone, usable + 1, 1, page_tokens, precision, latent_dtype=latents)
             make = DrafterFactory(opened, weights, own, options, context + drafts, specialised, packed)
             speculator = Speculator(speculation, opened.taps, make, page_tokens)
-        return cls(config, engine, caches, TextCodec(directory), context, speculator)
+        return cls(config, engine, caches, codec, context, speculator)
 
     def add(self, prompt: Prompt, sampling: Sampling = GREEDY, rules: StopRules = DEFAULT_RULES) -> int:
         """Queues a request and returns its id. Text gets the model's begin token in front; ids are taken as
@@ -283,7 +296,7 @@ class Session:
             sequence = self.waiting.popleft()
             sequence.pages, sequence.slots = pages, slots
             sequence.accepted = 0 if self.engine.options.recovers else 1
-            clear_slot(self.caches, sequence.slot)
+            self.engine.clear_slot(sequence.slot)
             self.active.append(sequence)
 
     def _prefill(self, sequence: Sequence) -> None:
@@ -298,7 +311,8 @@ class Session:
             rounds = self.speculator.round(ready, self.engine.decode)
             found = [(s, [*drafts, token]) for s, (drafts, token) in zip(ready, rounds, strict=True)]
         else:
-            outputs = self.engine.decode(decode_inputs(ready, self.caches.page_tokens))
+            drawn = not all(s.sampling.is_greedy for s in ready)
+            outputs = self.engine.decode(decode_inputs(ready, self.caches.page_tokens), drawn)
             found = [(s, [self._choose(s, row, outputs)]) for row, s in enumerate(ready)]
         return [event for sequence, tokens in found for event in self._advance(sequence, tokens)]
 
