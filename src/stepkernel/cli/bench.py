@@ -1,12 +1,14 @@
 """`stepkernel bench step`: times the prepared step by direct replay, next to the machine's read roof."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from stepkernel.cli.bench_device import on_device
 from stepkernel.cli.bench_speculation import speculation
 from stepkernel.cli.common import (
+    KERNELS,
     check_writable,
     integers,
     messages,
@@ -41,6 +43,8 @@ def step(
         float | None, typer.Option(help="With --draft, accept by rate, so many tokens per round.")
     ] = None,
     kv_cache_dtype: Annotated[str, typer.Option(help="Latent rows: bfloat16 or fp8.")] = "bfloat16",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    kernels: Annotated[Path | None, typer.Option(help=KERNELS)] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the steps to this file.")] = None,
 ) -> None:
     """Time the prepared step: specialised and standard paired, floor, fraction of the read roof, path counts."""
@@ -51,11 +55,19 @@ def step(
     from stepkernel.cli.loading import opening, progress_bar
     from stepkernel.measure.files import write_record
     from stepkernel.measure.step import as_record, run_bench
+    from stepkernel.runtime.device_engine import check_device
+    from stepkernel.runtime.engine import EngineOptions
 
     loads = integers(running_requests, "--running-requests", low=1)
     if json_file is not None:
         check_writable(json_file, "--json")
     directory, log = model_directory(model), messages()
+    if device != "cpu" or kernels is not None:
+        dtype: Any = kv_cache_dtype
+        options = EngineOptions(threads=threads, activation_bits=activation_bits, kv_cache_dtype=dtype)
+        check_device(options, device, kernels, draft)
+        on_device(directory, device, kernels, loads, context, steps, json_file)
+        return
     found = run_bench(
         directory,
         loads,

@@ -10,13 +10,14 @@ from rich.console import Console
 from rich.table import Table
 
 from stepkernel.cli.common import one_line_errors
-from stepkernel.cuda.cases import Case, StageCase, published, small, stages, tiny, wide, wide_stages
+from stepkernel.cuda.cases import GRID, PAGE_TOKENS, Case, StageCase, published, small, stages, tiny, wide, wide_stages
 from stepkernel.cuda.compile import CompilerMissing, compile_kernel, resources
 from stepkernel.cuda.group_cases import Item, exchanges, ranks
 from stepkernel.cuda.manifest import write
 from stepkernel.cuda.spec import ARCHES
 
 Kernels = Literal["published", "tests", "all"]
+SHAPES = "1x1,8x1,1x8"
 TOO_DIFFERENT = 1
 
 kernels = typer.Typer(help="The GPU kernels: made and checked without a GPU.", no_args_is_help=True)
@@ -32,20 +33,37 @@ def main() -> None:
 def build(
     out: Annotated[Path, typer.Option(help="Directory for the kernels and manifest.json.", file_okay=False)],
     arch: Annotated[str, typer.Option(help=f"One or more of {', '.join(ARCHES)}.")] = "sm_90a,sm_103a",
+    model: Annotated[
+        str | None, typer.Option("--model", "--preset", help="A preset or a model directory: kernels of its steps.")
+    ] = None,
+    shapes: Annotated[str, typer.Option(help="With --model: steps as requests x tokens of each.")] = SHAPES,
+    ranks: Annotated[int, typer.Option(help="With --model: ranks that share it.", min=1)] = 1,
+    page_tokens: Annotated[int, typer.Option(help="With --model: tokens of a cache page.", min=1)] = PAGE_TOKENS,
+    grid: Annotated[
+        int,
+        typer.Option(help="With --model: CTAs, at most the GPU's multiprocessors (H200 132, GB300 148).", min=1),
+    ] = GRID,
     what: Annotated[
-        Kernels, typer.Option("--kernels", help="Of the published models, those tests run, or all.")
-    ] = "published",
+        Kernels | None,
+        typer.Option("--kernels", help="Instead of --model: published models, tests or all."),
+    ] = None,
     ptx: Annotated[bool, typer.Option("--ptx", help="Write compressed PTX instead of cubins.")] = False,
     max_registers: Annotated[int, typer.Option(help="Refuse kernels that need more.", min=16, max=255)] = 232,
 ) -> None:
-    """Compiles every kernel for every architecture; fails if one spills registers or needs too many."""
+    """Compiles every kernel for every architecture; fails if one spills registers or needs too many.
+
+    Default: those of the published models. With --model, what the directory holds already stays.
+    """
     wanted = _arches(arch)
+    if model is not None and what is not None:
+        raise ValueError(f"--kernels {what} with --model {model}: give one of them")
+    cases = _cases(what or "published") if model is None else _steps(model, shapes, ranks, page_tokens, grid)
     console = Console()
     table = Table("kernel", "arch", "registers", "spilled", "shared bytes", box=None)
     made = []
     bad = []
     try:
-        for case in _cases(what):
+        for case in cases:
             spec = case.spec()
             for name in wanted:
                 compiled = compile_kernel(spec, name)
@@ -61,7 +79,7 @@ def build(
     if bad:
         typer.echo(f"not written: {'; '.join(bad)}", err=True)
         raise typer.Exit(1)
-    manifest = write(out, made, ptx)
+    manifest = write(out, made, ptx, keep=model is not None)
     console.print(f"{len(made)} kernels in {manifest.parent}", highlight=False)
 
 
@@ -148,17 +166,32 @@ def gpu_check(
     out: Annotated[Path, typer.Option(help="JSON file for the record.", dir_okay=False)],
 ) -> None:
     """On a GPU: kernels against the reference, then step times against the bytes. Not run yet: no GPU was there."""
-    from stepkernel.cuda.gpu import GpuMissing
     from stepkernel.cuda.gpu_check import gpu_check as run
     from stepkernel.cuda.gpu_check import write as write_record
 
-    try:
-        record = run(directory, lambda line: typer.echo(line))
-    except GpuMissing as error:
-        raise ValueError(str(error)) from None
+    record = run(directory, lambda line: typer.echo(line))
     write_record(out, record)
     if not all(case["right"] for case in record["correct"]):
         raise typer.Exit(TOO_DIFFERENT)
+
+
+def _steps(model: str, shapes: str, ranks: int, page_tokens: int, grid: int) -> list[Case]:
+    """Steps of a model; ValueError for those that the kernels cannot do, before anything is compiled."""
+    from stepkernel.model.presets import PRESETS, resolve_config
+
+    config = resolve_config(model)
+    place = Path(model).resolve()
+    name = model if model in PRESETS else (place.parent if place.suffix == ".json" else place).name
+    label = name.replace("-", "_") + ("" if ranks == 1 else f"_tp{ranks}")
+    found = []
+    for shape in shapes.split(","):
+        requests, _, queries = shape.partition("x")
+        if not (requests.isdigit() and queries.isdigit()):
+            raise ValueError(f"--shapes {shapes}: expected requests x tokens of each, such as {SHAPES}")
+        case = Case(f"{label}_{shape}", config, int(requests), int(queries), grid, page_tokens, ranks)
+        case.plan()
+        found.append(case)
+    return found
 
 
 def _cases(what: Kernels) -> Sequence[Item]:

@@ -50,6 +50,7 @@ class DeviceDecoder:
     def __init__(self, machine: Machine, directory: Path, steps: Sequence[Built], weights: Weights, given: Caches):
         self._devices: list[Device] = []
         self._steps: dict[tuple[int, int], BoundStep] = {}
+        self._names = {(b.shape.queries, b.shape.requests): b.spec.name for b in steps}
         try:
             for built in steps:
                 self._devices.append(machine.load(directory, built.spec))
@@ -82,6 +83,10 @@ class DeviceDecoder:
             self._launch(_part(inputs, done, count))
             done += count
 
+    def kernel(self, requests: int, queries: int = 1) -> str:
+        """Name of the kernel that does such a step. Raises ValueError if none does."""
+        return self._names[queries, self._fitting(requests, queries)]
+
     @property
     def caches(self) -> Caches:
         """Shapes and dtypes of the caches, without contents."""
@@ -97,14 +102,18 @@ class DeviceDecoder:
         self._steps.clear()
 
     def _launch(self, inputs: StepInputs) -> BoundStep:
-        held = [r for q, r in self._steps if q == inputs.queries and r >= inputs.requests]
-        if not held:
-            found = ", ".join(f"{r}x{q}" for q, r in sorted(self._steps))
-            raise ValueError(f"step of {inputs.requests} requests x {inputs.queries} queries: there are {found}")
-        step = self._steps[inputs.queries, min(held)]
+        step = self._steps[inputs.queries, self._fitting(inputs.requests, inputs.queries)]
         step.set_inputs(inputs)
         step.launch()
         return step
+
+    def _fitting(self, requests: int, queries: int) -> int:
+        """Requests of the smallest step that holds so many."""
+        held = [r for q, r in self._steps if q == queries and r >= requests]
+        if not held:
+            found = ", ".join(f"{r}x{q}" for q, r in sorted(self._steps))
+            raise ValueError(f"step of {requests} requests x {queries} queries: there are {found}")
+        return min(held)
 
 
 def _part(inputs: StepInputs, first: int, count: int) -> StepInputs:

@@ -55,6 +55,10 @@ class Machine(Protocol):
         """Raises ValueError if it cannot run the kernel."""
         ...
 
+    def copy_gbps(self) -> float:
+        """Bandwidth of a large copy within the memory, bytes read and written, as measured now."""
+        ...
+
 
 @dataclass(frozen=True)
 class Mailboxes:

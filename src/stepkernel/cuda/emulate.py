@@ -94,6 +94,9 @@ class Emulator:
         label = f"{spec.name}: "
         return EmulatedDevice(recorded(directory, spec, self.arch), spec, self._seed, memory=self._memory, label=label)
 
+    def copy_gbps(self) -> float:
+        raise ValueError("the emulator's memory has no bandwidth that says anything of a GPU")
+
 
 class EmulatedPeers:
     """The way of one rank to the mailboxes of a group (`device_protocol.Peers`)."""

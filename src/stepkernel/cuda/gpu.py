@@ -1,6 +1,7 @@
 """A GPU and its kernels: memory, cubins and launches by `cuda-bindings` alone. Has not run on a GPU yet."""
 
 import ctypes
+import statistics
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 
 from stepkernel.cuda.manifest import find
 from stepkernel.cuda.spec import KernelSpec
+
+COPY_BYTES, COPIES = 4 << 30, 20
 
 
 class GpuMissing(ValueError):
@@ -58,6 +61,31 @@ class Gpu:
         """Free and total bytes."""
         free, total = call(self.driver, self.driver.cuMemGetInfo())
         return int(free), int(total)
+
+    def copy_gbps(self) -> float:
+        """Median of COPIES copies of COPY_BYTES, or of a quarter of what is free."""
+        cu, size = self.driver, min(COPY_BYTES, self.memory()[0] // 4)
+        source, target = (call(cu, cu.cuMemAlloc(size)) for _ in "ab")
+        try:
+            times = self.milliseconds(lambda: call(cu, cu.cuMemcpyDtoDAsync(target, source, size, 0)), COPIES)
+        finally:
+            for address in (source, target):
+                call(cu, cu.cuMemFree(address))
+        return 2 * size / statistics.median(times[COPIES // 4 :]) / 1e6
+
+    def milliseconds(self, work: Callable[[], object], times: int) -> list[float]:
+        """GPU time of each call of `work`, which starts things on the default stream, by events around it."""
+        cu = self.driver
+        pairs = [[call(cu, cu.cuEventCreate(0)) for _ in "ab"] for _ in range(times)]
+        for before, after in pairs:
+            call(cu, cu.cuEventRecord(before, 0))
+            work()
+            call(cu, cu.cuEventRecord(after, 0))
+        call(cu, cu.cuCtxSynchronize())
+        found = [float(call(cu, cu.cuEventElapsedTime(before, after))) for before, after in pairs]
+        for event in (event for pair in pairs for event in pair):
+            call(cu, cu.cuEventDestroy(event))
+        return found
 
     def load(self, directory: Path, spec: KernelSpec) -> "GpuDevice":
         """A kernel of this GPU; all of them share its memory."""
@@ -161,20 +189,6 @@ class GpuDevice:
         graph = self._call(cu.cuStreamEndCapture(stream))
         ready = self._call(cu.cuGraphInstantiate(graph, 0))
         return lambda: self._call(cu.cuGraphLaunch(ready, 0))
-
-    def milliseconds(self, work: Callable[[], None], times: int) -> list[float]:
-        """GPU time of each call of `work`, which starts things on the default stream, by events around it."""
-        cu = self._cu
-        pairs = [[self._call(cu.cuEventCreate(0)) for _ in "ab"] for _ in range(times)]
-        for before, after in pairs:
-            self._call(cu.cuEventRecord(before, 0))
-            work()
-            self._call(cu.cuEventRecord(after, 0))
-        self._call(cu.cuCtxSynchronize())
-        found = [float(self._call(cu.cuEventElapsedTime(before, after))) for before, after in pairs]
-        for event in (event for pair in pairs for event in pair):
-            self._call(cu.cuEventDestroy(event))
-        return found
 
     def close(self) -> None:
         """Frees the memory and the module; the object is of no use afterwards."""

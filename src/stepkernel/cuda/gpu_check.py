@@ -24,7 +24,6 @@ from stepkernel.runtime.caches import allocate_caches
 from stepkernel.runtime.diff import diff
 
 SANITIZED = "STEPKERNEL_GPU_CHECK_SANITIZED"
-COPY_BYTES = 4 << 30
 WARM_UP, TIMES = 20, 200
 
 
@@ -132,9 +131,7 @@ def _time(case: Case, directory: Path, say: Callable[[str], None]) -> dict[str, 
     plan = case.plan()
     device = GpuDevice(directory, case.spec())
     try:
-        source, target = device.allocate(COPY_BYTES), device.allocate(COPY_BYTES)
-        copies = device.milliseconds(lambda: device.copy(target, source, COPY_BYTES), 20)
-        bandwidth = 2 * COPY_BYTES / statistics.median(copies) / 1e6
+        bandwidth = device.gpu.copy_gbps()
         context = 1024
         pages = case.requests * -(-(context + case.queries) // case.page_tokens) + 1
         caches = allocate_caches(
@@ -143,7 +140,7 @@ def _time(case: Case, directory: Path, say: Callable[[str], None]) -> dict[str, 
         executor = CudaExecutor(plan, _Random(plan, device), caches, device)
         executor.set_inputs(_inputs(case, context))
         arguments = executor.start()
-        times = device.milliseconds(lambda: device.start(arguments), WARM_UP + TIMES)[WARM_UP:]
+        times = device.gpu.milliseconds(lambda: device.start(arguments), WARM_UP + TIMES)[WARM_UP:]
         executor.launch()
     finally:
         device.close()

@@ -33,10 +33,11 @@ def describe(compiled: Compiled, used: Resources, file: str) -> dict[str, Any]:
     }
 
 
-def write(directory: Path, kernels: Iterable[tuple[Compiled, Resources]], as_ptx: bool) -> Path:
+def write(directory: Path, kernels: Iterable[tuple[Compiled, Resources]], as_ptx: bool, keep: bool = False) -> Path:
     """Writes all files next to the directory first and renames them into it; the manifest comes last.
 
-    PTX is written as the compiler made it, compressed. Returns the manifest's path.
+    PTX is written as the compiler made it, compressed. keep: other kernels of these sources that are there already stay
+    in the manifest. Returns the manifest's path.
     """
     directory.mkdir(parents=True, exist_ok=True)
     rows = []
@@ -49,10 +50,21 @@ def write(directory: Path, kernels: Iterable[tuple[Compiled, Resources]], as_ptx
             rows.append(describe(compiled, used, file))
         for row in rows:
             (made / row["file"]).replace(directory / row["file"])
+        new = {(row["name"], row["arch"]) for row in rows}
+        old = _earlier(directory) if keep else []
+        rows = [*(row for row in old if (row["name"], row["arch"]) not in new), *rows]
         manifest = {"abi": ABI, "source_hash": source_hash(), "kernels": rows}
         (made / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
         (made / "manifest.json").replace(directory / "manifest.json")
     return directory / "manifest.json"
+
+
+def _earlier(directory: Path) -> list[dict[str, Any]]:
+    """What a directory holds of kernels of these sources."""
+    if not (directory / "manifest.json").exists():
+        return []
+    manifest = read(directory)
+    return list(manifest["kernels"]) if manifest["source_hash"] == source_hash() else []
 
 
 def read(directory: Path) -> dict[str, Any]:

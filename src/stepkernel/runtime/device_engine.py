@@ -75,10 +75,20 @@ def open_device(
 
     Raises ValueError for an unknown device, for what only the CPU path does, and as `opening.open_kernels` does.
     """
+    check_device(options, device, kernels, draft)
     if device == "cpu":
-        if kernels is not None:
-            raise RequestError(f"kernels {kernels} have no effect on device cpu; choose device cuda or emulator")
         return None
+    from stepkernel.cuda.opening import open_kernels
+
+    return open_kernels(device, None if kernels is None else Path(kernels), config, options.max_requests, page_tokens)
+
+
+def check_device(options: EngineOptions, device: str, kernels: object, draft: object) -> None:
+    """Raises RequestError for an unknown device, for what only the CPU path does, and for kernels without a device."""
+    if device == "cpu" and kernels is not None:
+        raise RequestError(f"kernels {kernels} have no effect on device cpu; choose device cuda or emulator")
+    if device == "cpu":
+        return
     if device not in DEVICES:
         raise RequestError(f"device {device!r}: supported: {', '.join(DEVICES)}")
     for name, found, supported in (
@@ -93,6 +103,3 @@ def open_device(
         if found != supported:
             what = "drop it" if supported is None else f"supported is {supported}"
             raise RequestError(f"device {device} with {name} {found}: {what}, or choose device cpu")
-    from stepkernel.cuda.opening import open_kernels
-
-    return open_kernels(device, None if kernels is None else Path(kernels), config, options.max_requests, page_tokens)
