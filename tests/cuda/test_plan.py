@@ -61,7 +61,7 @@ def test_records_wait_at_the_start_of_a_stage_and_for_other_ranks() -> None:
 
 
 def test_ranks_have_the_same_kernel_and_count_the_same_exchanges() -> None:
-    for case in (*ranks(), published()[2]):
+    for case in (*ranks(), next(case for case in published() if case.ranks > 1)):
         plans = [case.plan(rank) for rank in range(min(case.ranks, 4))]
         assert len({plan.codes for plan in plans}) == 1
         assert len({plan.slot_bytes for plan in plans}) == 1

@@ -13,7 +13,7 @@ import pytest
 def test_the_compiled_interpreter_passes_the_same_tests() -> None:
     room = Path(__file__).parent
     files = [room / name for name in ("test_memory.py", "test_barriers.py", "test_isa.py")]
-    kernels = ("stages", "exchange", "whole_step", "ranks", "counters", "session_emulated")
+    kernels = ("stages", "exchange", "whole_step", "ranks", "counters", "session_emulated", "loopback")
     files += [room.parent / "cuda" / f"test_{name}.py" for name in kernels]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, files)]
     done = subprocess.run(command, env={**os.environ, "PTXCHECK_COMPILE": "1"}, capture_output=True, text=True)

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from stepkernel.cli.common import one_line_errors
+from stepkernel.cli.common import check_writable, one_line_errors
 from stepkernel.cuda.cases import GRID, PAGE_TOKENS, Case, StageCase, published, small, stages, tiny, wide, wide_stages
 from stepkernel.cuda.compile import CompilerMissing, compile_kernel, resources
 from stepkernel.cuda.group_cases import Item, exchanges, ranks
@@ -164,12 +164,21 @@ def mutate(
 def gpu_check(
     directory: Annotated[Path, typer.Argument(help="What `build --kernels all` wrote.", exists=True)],
     out: Annotated[Path, typer.Option(help="JSON file for the record.", dir_okay=False)],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="All but the GPU: kernels, memory, bytes, time that it will take.")
+    ] = False,
+    arch: Annotated[str, typer.Option(help="With --dry-run: the GPU's.")] = "sm_90a",
+    memory_gb: Annotated[float, typer.Option(help="With --dry-run: the GPU's memory (H200 141).", min=1)] = 141.0,
 ) -> None:
     """On a GPU: kernels against the reference, then step times against the bytes. Not run yet: no GPU was there."""
-    from stepkernel.cuda.gpu_check import gpu_check as run
+    from stepkernel.cuda import gpu_check as check
     from stepkernel.cuda.gpu_check import write as write_record
 
-    record = run(directory, lambda line: typer.echo(line))
+    check_writable(out, "--out")
+    if dry_run:
+        write_record(out, check.dry_run(directory, _arches(arch)[0], memory_gb, typer.echo))
+        return
+    record = check.gpu_check(directory, lambda line: typer.echo(line))
     write_record(out, record)
     if not all(case["right"] for case in record["correct"]):
         raise typer.Exit(TOO_DIFFERENT)

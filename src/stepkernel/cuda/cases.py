@@ -208,11 +208,10 @@ def wide_stages() -> tuple[StageCase, ...]:
 
 
 def published() -> tuple[Case, ...]:
-    """Kimi-Linear-48B on one GPU, and one of Kimi K3's 16 ranks."""
-    linear, k3 = preset("kimi-linear-48b-a3b"), preset("kimi-k3")
-    return (
-        Case("kimi_linear_48b_1x1", linear, 1, 1, GRID, PAGE_TOKENS),
-        Case("kimi_linear_48b_8x1", linear, 8, 1, GRID, PAGE_TOKENS),
-        Case("kimi_k3_tp16_1x1", k3, 1, 1, GRID, PAGE_TOKENS, ranks=16),
-        Case("kimi_k3_tp16_1x8", k3, 1, 8, GRID, PAGE_TOKENS, ranks=16),
+    """Kimi-Linear-48B on one GPU, and one of Kimi K3's 16 ranks: 1, 2, 4 and 8 requests, and 8 tokens of one."""
+    models = (("kimi_linear_48b", "kimi-linear-48b-a3b", 1), ("kimi_k3_tp16", "kimi-k3", 16))
+    return tuple(
+        Case(f"{name}_{requests}x{queries}", preset(model), requests, queries, GRID, PAGE_TOKENS, ranks)
+        for name, model, ranks in models
+        for requests, queries in ((1, 1), (2, 1), (4, 1), (8, 1), (1, 8))
     )

@@ -3,28 +3,22 @@
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
-import numpy as np
-
-from stepkernel.cuda.cases import Case, published, small, tiny
+from stepkernel.cuda.cases import Case, small, tiny
 from stepkernel.cuda.check import Emulated, exceeding, live_contexts, synthetic
-from stepkernel.cuda.executor import CudaExecutor
-from stepkernel.cuda.gpu import GpuDevice
-from stepkernel.cuda.plan import At, Plan
-from stepkernel.program.cost import Load, step_cost
-from stepkernel.runtime.caches import allocate_caches
+from stepkernel.cuda.gpu import Gpu, GpuDevice
+from stepkernel.cuda.gpu_time import ASSUMED_GBPS, ROOM, expected, models, seconds, time_model
+from stepkernel.cuda.manifest import find
 from stepkernel.runtime.diff import diff
 
 SANITIZED = "STEPKERNEL_GPU_CHECK_SANITIZED"
-WARM_UP, TIMES = 20, 200
 
 
 def gpu_check(directory: Path, say: Callable[[str], None]) -> dict[str, Any]:
@@ -40,7 +34,8 @@ def gpu_check(directory: Path, say: Callable[[str], None]) -> dict[str, Any]:
             "correct": [_correct(case, directory, Path(scratch), say) for case in cases],
             "sanitizer": _sanitize(directory, say),
         }
-    record["timed"] = [_time(case, directory, say) for case in published() if case.ranks == 1]
+    gpu = Gpu()
+    record["timed"] = [row for group in models() for row in time_model(group, directory, gpu, say)]
     return record
 
 
@@ -86,99 +81,33 @@ def _sanitize(directory: Path, say: Callable[[str], None]) -> str:
     return "clean" if done.returncode == 0 else done.stdout[-2000:]
 
 
-class _Random:
-    """Weights of the right sizes made on the device: a random block, copied over and over."""
+def dry_run(directory: Path, arch: str, memory_gb: float, say: Callable[[str], None]) -> dict[str, Any]:
+    """Everything but the GPU: whether the kernels are there, what fits into its memory, how long the timing will take
+    if steps are twice as slow as their floor.
 
-    def __init__(self, plan: Plan, device: GpuDevice) -> None:
-        self._device = device
-        self._sizes = _weight_sizes(plan)
-        block = np.random.default_rng(0).standard_normal(32 << 20, np.float32) / 64
-        self._values = device.put("block", block.astype(ml_dtypes.bfloat16))
-        self._block_bytes = 64 << 20
-
-    def load(self, place: str, name: str, experts: int) -> int:
-        size = self._sizes[place, name]
-        address = self._device.allocate(size)
-        for start in range(0, size, self._block_bytes):
-            self._device.copy(address + start, self._values, min(self._block_bytes, size - start))
-        return address
-
-
-def _weight_sizes(plan: Plan) -> dict[tuple[str, str], int]:
-    """Bytes of everything that the records name outside of buffers and caches: at least what the stages read."""
-    from stepkernel.model.tensors import tensor_table
-
-    config = plan.program.config
-    table = tensor_table(config)
-    sizes: dict[tuple[str, str], int] = {}
-    for record in plan.records:
-        for word in record.words.values():
-            if not isinstance(word, At) or word.place in ("buffer", "latent", "conv", "state", "slots", "scratch"):
-                continue
-            name = word.name.split("|")[0].format(0)
-            spec = table.find(name) or table.find(f"{name}.weight_packed")
-            if spec is None:
-                raise ValueError(f"{record.stage}: {word.name} is no tensor of the model")
-            values = int(np.prod(spec.shape))
-            each = {"matrix": 2, "norm": 2, "vector": 4, "score": 4, "experts": 2, "scales": 1}[word.place]
-            count = config.num_experts if word.place in ("experts", "scales") else 1
-            sizes[word.place, word.name] = count * values * each
-    return sizes
-
-
-def _time(case: Case, directory: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """Milliseconds of a step by events, the copy bandwidth of this GPU, and the step's floor by it."""
-    plan = case.plan()
-    device = GpuDevice(directory, case.spec())
-    try:
-        bandwidth = device.gpu.copy_gbps()
-        context = 1024
-        pages = case.requests * -(-(context + case.queries) // case.page_tokens) + 1
-        caches = allocate_caches(
-            case.config, pages, case.requests * case.queries + 1, case.page_tokens, "bf16", case.queries - 1
-        )
-        executor = CudaExecutor(plan, _Random(plan, device), caches, device)
-        executor.set_inputs(_inputs(case, context))
-        arguments = executor.start()
-        times = device.gpu.milliseconds(lambda: device.start(arguments), WARM_UP + TIMES)[WARM_UP:]
-        executor.launch()
-    finally:
-        device.close()
-    moved = step_cost(plan.program, Load(case.requests, case.queries, context)).bytes
-    median = statistics.median(times)
-    floor = moved / bandwidth / 1e6
-    say(f"{case.name}: {median:.3f} ms, floor {floor:.3f} ms at {bandwidth:.0f} GB/s measured copy bandwidth")
-    return {
-        "case": case.name,
-        "gpu": device.gpu.name,
-        "context": context,
-        "ms_median": median,
-        "ms_best": min(times),
-        "bytes": moved,
-        "copy_gbps": bandwidth,
-        "floor_ms": floor,
-        "of_floor": floor / median,
-    }
-
-
-def _inputs(case: Case, context: int) -> Any:
-    """A step of all requests with `context` tokens each, on pages and slots in order."""
-    from stepkernel.program.inputs import StepInputs
-
-    each = -(-(context + case.queries) // case.page_tokens)
-    table = 1 + np.arange(case.requests * each, dtype=np.int32).reshape(case.requests, each)
-    positions = context + np.arange(case.queries)
-    mapping = table[:, positions // case.page_tokens].astype(np.int64) * case.page_tokens + positions % case.page_tokens
-    slots = 1 + np.arange(case.requests * case.queries, dtype=np.int32).reshape(case.requests, case.queries)
-    return StepInputs(
-        queries=case.queries,
-        token_ids=np.arange(case.requests * case.queries, dtype=np.int32),
-        lengths=np.full(case.requests, context + case.queries, np.int32),
-        page_table=table,
-        slot_mapping=mapping.ravel(),
-        state_slots=slots,
-        accepted=np.ones(case.requests, np.int32),
-    )
+    Raises ValueError for a kernel that is missing.
+    """
+    cases: list[Case] = [*small(), *tiny()]
+    groups = models()
+    found: dict[str, Any] = {"arch": arch, "kernels": {}, "timed": []}
+    for case in (*cases, *(case for group in groups for case in group)):
+        path, row = find(directory, case.spec(), arch)
+        if not path.is_file():
+            raise ValueError(f"{path}: the manifest names it, and it is not there")
+        found["kernels"][case.name] = {"file": path.name, "registers": row["registers"]}
+    total = 0.0
+    for group in groups:
+        known = expected(group)
+        need = (known[0].weight_bytes + known[0].cache_bytes + ROOM) / 1e9
+        fits = need <= memory_gb
+        total += seconds(known) if fits else 0.0
+        for timing in known:
+            size = f"{timing.weight_bytes / 1e9:.1f} GB of weights, {timing.step_bytes / 1e9:.2f} GB a step"
+            floor = f"floor {timing.floor_ms:.3f} ms at {ASSUMED_GBPS:.0f} GB/s"
+            say(f"{timing.case}: {size}, {floor}{'' if fits else '; does not fit'}")
+            found["timed"].append({**asdict(timing), "fits": fits})
+    say(f"timing: about {total:.0f} s, besides the comparisons of {len(cases)} small steps")
+    return {**found, "timing_seconds": total}
 
 
 def write(path: Path, record: dict[str, Any]) -> None:
