@@ -47,7 +47,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Counters of one memory instruction. `transfers` are 32-byte sectors, or passes over the shared banks."""
+    """Counters of one memory instruction. `transfers` are 32-byte sectors, or passes over the shared banks. space:
+    "global", "shared", or "prefetch" for what is only brought to L2."""
 
     line: int
     instruction: str

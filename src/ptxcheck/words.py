@@ -89,7 +89,7 @@ class Words:
         rows = []
         for pc in np.flatnonzero(self.m.counters[:, state.N_WARPS]):
             i, n = self.code.origin[pc], self.m.counters[pc]
-            shared = ".shared" in i.opcode
+            space = "prefetch" if ".prefetch" in i.opcode else "shared" if ".shared" in i.opcode else "global"
             counts = (int(n[c]) for c in (state.N_WARPS, state.N_TRANSFERS, state.N_IDEAL))
-            rows.append(Traffic(i.line, " ".join(i.text.split()), "shared" if shared else "global", *counts))
+            rows.append(Traffic(i.line, " ".join(i.text.split()), space, *counts))
         return tuple(rows)

@@ -258,3 +258,39 @@ def test_a_multicast_store_reaches_all_ranks() -> None:
         memory.multicast("odd", [places[0], memory.put("short", np.zeros(1))])
     with pytest.raises(PtxError, match="not supported"):
         launch(kernel("mov.b32 %r2, 7; multimem.st.global.b32 [%d0], %r2;"), 1, 1, [everywhere, 0], memory)
+
+
+PREFETCH = "setp.ne.u32 %p0, %r0, 0; @%p0 ret; mov.u32 %r5, {size}; cp.async.bulk.prefetch.L2.global [%d0{offset}], %r5;"
+
+
+def test_prefetches_are_counted_apart_and_change_nothing() -> None:
+    """What they name may be written by others or not at all: they hand out no values (PTX ISA, cp.async.bulk.prefetch)."""
+    memory = Memory()
+    source, target = memory.empty("source", 256), memory.put("target", np.zeros(64, np.uint32))
+    result = launch(kernel(PREFETCH.format(size=96, offset="+16")), 2, 64, [source, target], memory, count=True)
+    assert [(t.space, t.warps, t.transfers, t.ideal) for t in result.traffic] == [("prefetch", 2, 8, 6)]
+    assert result.sectors == 0
+    assert not memory.written(source).any()
+
+
+@pytest.mark.parametrize(
+    ("size", "offset", "message"),
+    [
+        (256, "+16", "out of bounds.*byte 16 of 'source'"),
+        (32, "+8", "misaligned"),
+        (0, "", "bulk copy: size is 0"),
+        (24, "", "no multiple of 16"),
+    ],
+)
+def test_prefetches_outside_of_allocations(size: int, offset: str, message: str) -> None:
+    memory = Memory()
+    source, target = memory.put("source", np.zeros(64, np.uint32)), memory.put("target", np.zeros(64, np.uint32))
+    with pytest.raises(LaunchError, match=message):
+        launch(kernel(PREFETCH.format(size=size, offset=offset)), 1, 64, [source, target], memory)
+
+
+@pytest.mark.parametrize("text", ["cp.async.bulk.prefetch.L2.global [%d0];", "cp.async.bulk.prefetch.global [%d0], 16;"])
+def test_prefetches_that_are_no_ptx(text: str) -> None:
+    memory = Memory()
+    with pytest.raises(PtxError):
+        launch(kernel(text), 1, 32, [words(memory, "a"), words(memory, "b")], memory)

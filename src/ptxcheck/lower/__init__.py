@@ -17,7 +17,7 @@ __all__ = ["Code", "Parameter", "lower"]
 
 IGNORED = re.compile(
     r"^(prefetch\.global\.L[12](::evict_last|::evict_normal)?|prefetchu\.L1|nanosleep\.u32"
-    r"|griddepcontrol\.(wait|launch_dependents)|cp\.async\.bulk\.prefetch\.L2\.global|fence\.mbarrier_init\.release\.cluster)$"
+    r"|griddepcontrol\.(wait|launch_dependents)|fence\.mbarrier_init\.release\.cluster)$"
 )
 
 

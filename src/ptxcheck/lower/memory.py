@@ -158,7 +158,7 @@ def atomic(b: Builder, i: Instruction) -> None:
 
 
 def copy(b: Builder, i: Instruction) -> None:
-    """cp.async.bulk of contiguous bytes."""
+    """cp.async.bulk of contiguous bytes, and their prefetch to L2."""
     if i.opcode == "cp.async.bulk.commit_group":
         b.emit(i, codes.BULK_COMMIT, [])
         return
@@ -167,6 +167,11 @@ def copy(b: Builder, i: Instruction) -> None:
         if not isinstance(left, Immediate):
             raise i.error("expected the number of groups that may be left")
         b.emit(i, codes.BULK_WAIT, [], (left.value,))
+        return
+    if re.fullmatch(r"cp\.async\.bulk\.prefetch\.L2\.global(\.L2::cache_hint)?", i.opcode):
+        need(i, 3 if i.opcode.endswith("cache_hint") else 2)
+        base, offset = b.address(i, i.operands[0])
+        b.emit(i, codes.BULK_PREFETCH, [base, b.value(i, i.operands[1], "b32")], (offset,))
         return
     load = re.fullmatch(
         r"cp\.async\.bulk\.shared::(cta|cluster)\.global\.mbarrier::complete_tx::bytes(\.L2::cache_hint)?", i.opcode

@@ -126,6 +126,7 @@ BULK_COMMIT: Final = 322
 BULK_WAIT: Final = 323
 MBARRIER_INVALIDATE: Final = 324
 STORE_ALL: Final = 325
+BULK_PREFETCH: Final = 326
 
 # Spaces, orders and scopes of memory operations.
 GLOBAL: Final = 0

@@ -112,6 +112,32 @@ def start_copy(m: Any, pc: Int, warp: Int, active: Int, kind: Int) -> None:
 
 
 @inner
+def prefetch(m: Any, pc: Int, warp: Int, active: Int) -> None:
+    """cp.async.bulk.prefetch.L2.global: operands address, size; p0 offset of the address. Nothing can be seen of it, so
+    neither values nor order matter; counted are the sectors that it names."""
+    apart()
+    o = at.code(m)[pc, state.C_OPERANDS]
+    counters = at.counters(m)[pc]
+    if active:
+        counters[state.N_WARPS] += 1
+    for lane in range(LANES):
+        if not (active >> lane) & 1:
+            continue
+        r = at.registers(m)[warp]
+        size = np.int64(r[at.operands(m)[o + 1], lane] & np.uint64(0xFFFFFFFF))
+        if size % 16 or size == 0:
+            report(m, state.F_COPY_SIZE, pc, warp, lane, size, 0)
+            return
+        address = r[at.operands(m)[o], lane] + np.uint64(at.code(m)[pc, state.C_P])
+        spot = place(m, pc, warp, lane, address, codes.GLOBAL, size, 16)
+        if spot < 0:
+            return
+        sectors = ((spot + size - 1) >> 5) - (spot >> 5) + 1
+        counters[state.N_TRANSFERS] += sectors
+        counters[state.N_IDEAL] += (size + 31) >> 5
+
+
+@inner
 def finish_copy(m: Any, slot: Int) -> None:
     """The bytes arrive, and the mbarrier is told."""
     apart()

@@ -15,7 +15,7 @@ from ptxcheck.machine.barriers import (
     mbarrier_wait,
 )
 from ptxcheck.machine.convert import convert
-from ptxcheck.machine.copies import commit_group, finish_copy, group_done, start_copy
+from ptxcheck.machine.copies import commit_group, finish_copy, group_done, prefetch, start_copy
 from ptxcheck.machine.findings import report
 from ptxcheck.machine.floating import floating
 from ptxcheck.machine.integer import integer
@@ -181,6 +181,9 @@ def run_warp(m: Any, warp: Int, quantum: Int, pick: Int, out: Any, offsets: Any)
                 pc += 1
             elif op == codes.BULK_STORE:
                 start_copy(m, pc, warp, active, 2)
+                pc += 1
+            elif op == codes.BULK_PREFETCH:
+                prefetch(m, pc, warp, active)
                 pc += 1
             elif op == codes.BULK_COMMIT:
                 commit_group(m, warp, active)
