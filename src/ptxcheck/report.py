@@ -73,6 +73,11 @@ class Result:
         return sum(t.transfers for t in self.traffic if t.space == "global")
 
     @property
+    def fetched(self) -> int:
+        """32-byte sectors that prefetches named, counted as `sectors` are."""
+        return sum(t.transfers for t in self.traffic if t.space == "prefetch")
+
+    @property
     def bank_conflicts(self) -> int:
         """Passes over the shared-memory banks beyond the least possible."""
         return sum(t.transfers - t.ideal for t in self.traffic if t.space == "shared")

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from ptxcheck import Traffic
+from stepkernel.cuda.check import exceeding
 from stepkernel.program.cost import Load, cost
 from stepkernel.program.stages import Absorb, ExpertsDown, ExpertsUp, Linear, Stage, ValueGate
-from support.cuda import ARCHES, case_of, emulated, text
+from support.cuda import ARCHES, case_of, emulated, stage_case, text
 
 pytestmark = pytest.mark.skipif(os.environ.get("PTXCHECK_COMPILE") != "1", reason="run by test_compiled.py")
 WEIGHTED = (Linear, Absorb, ValueGate, ExpertsUp, ExpertsDown)
@@ -52,3 +53,23 @@ def test_weights_are_read_once(name: str, arch: str) -> None:
             assert all(t.transfers == t.ideal for t in sums), f"{stage.name}: conflicts where sums are stored"
             seen.add(type(stage))
     assert seen == set(WEIGHTED)
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("name", ["micro_k3_3x2", "micro_linear_3x1", "k3_rank_2x4"])
+def test_weights_are_fetched_ahead_as_planned(name: str, arch: str) -> None:
+    """Sectors that a whole step names to L2 are those of the plan; what they are, see test_ahead.py."""
+    model = emulated(case_of(name))
+    planned = sum(r.ahead.limit * r.ahead.bytes for r in model.plan.records if r.ahead)
+    assert 32 * model.step(text(case_of(name), arch), count=True).result.fetched == planned
+
+
+@pytest.mark.parametrize("name", ["k3_kda_low", "k3_mla_absorb", "k3_mla_value", "linear_moe_front"])
+@pytest.mark.parametrize("grid", [None, 1])
+def test_what_is_fetched_ahead_is_what_is_read(name: str, grid: int | None) -> None:
+    """Kernels of single stages fetch their own weights before they begin. A tile of fewer than 16 rows reads the last one
+    twice."""
+    case = stage_case(name)
+    model = emulated(case.case)
+    assert not exceeding(model.stages(text(case), case.plan(), case.stages(), grid=grid, count=True))
+    assert 0 < model.fetched_sectors <= model.weight_sectors <= 1.03 * model.fetched_sectors

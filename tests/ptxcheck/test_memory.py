@@ -260,11 +260,14 @@ def test_a_multicast_store_reaches_all_ranks() -> None:
         launch(kernel("mov.b32 %r2, 7; multimem.st.global.b32 [%d0], %r2;"), 1, 1, [everywhere, 0], memory)
 
 
-PREFETCH = "setp.ne.u32 %p0, %r0, 0; @%p0 ret; mov.u32 %r5, {size}; cp.async.bulk.prefetch.L2.global [%d0{offset}], %r5;"
+PREFETCH = """
+setp.ne.u32 %p0, %r0, 0; @%p0 ret;
+mov.u32 %r5, {size}; cp.async.bulk.prefetch.L2.global [%d0{offset}], %r5;
+"""
 
 
 def test_prefetches_are_counted_apart_and_change_nothing() -> None:
-    """What they name may be written by others or not at all: they hand out no values (PTX ISA, cp.async.bulk.prefetch)."""
+    """What they name may be unset: they hand out no values (PTX ISA, cp.async.bulk.prefetch)."""
     memory = Memory()
     source, target = memory.empty("source", 256), memory.put("target", np.zeros(64, np.uint32))
     result = launch(kernel(PREFETCH.format(size=96, offset="+16")), 2, 64, [source, target], memory, count=True)
@@ -289,8 +292,8 @@ def test_prefetches_outside_of_allocations(size: int, offset: str, message: str)
         launch(kernel(PREFETCH.format(size=size, offset=offset)), 1, 64, [source, target], memory)
 
 
-@pytest.mark.parametrize("text", ["cp.async.bulk.prefetch.L2.global [%d0];", "cp.async.bulk.prefetch.global [%d0], 16;"])
+@pytest.mark.parametrize("text", ["prefetch.L2.global [%d0];", "prefetch.global [%d0], 16;"])
 def test_prefetches_that_are_no_ptx(text: str) -> None:
     memory = Memory()
     with pytest.raises(PtxError):
-        launch(kernel(text), 1, 32, [words(memory, "a"), words(memory, "b")], memory)
+        launch(kernel("cp.async.bulk." + text), 1, 32, [words(memory, "a"), words(memory, "b")], memory)

@@ -111,6 +111,7 @@ class Emulated:
         self.plan = case.plan()
         self.instructions = 0  # of the last comparison of stages
         self.weight_sectors = 0  # that it read, if counted
+        self.fetched_sectors = 0  # that it brought to L2 ahead, if counted
         padding = case.requests - len(contexts)
         self.scenario: Scenario = make_scenario(
             case.config, weights, contexts, queries=case.queries, padding=padding, seed=seed
@@ -161,6 +162,7 @@ class Emulated:
         found = diff(self.plan.program, step, reference, gpu, only, change)
         self.instructions = sum(result.instructions for result in device.results)
         self.weight_sectors = sum(t.transfers for r in device.results for t in r.traffic if ".nc." in t.instruction)
+        self.fetched_sectors = sum(result.fetched for result in device.results)
         if not gpu.counters_are_zero():
             found.append(StageDiff(-1, "counters between CTAs", "scratch", 0.0, 0.0, 1))
         return found

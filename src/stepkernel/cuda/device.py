@@ -59,6 +59,11 @@ def load_weights(address: Any, words: int = 4) -> list[Any]:
     return list(ptx(form, [Int32] * words, address))
 
 
+def fetch_bytes(address: Any, size: Any) -> None:
+    """Brings `size` bytes to L2, without waiting for them; both are multiples of 16."""
+    ptx("cp.async.bulk.prefetch.L2.global [<<$r0>>], <<$r1>>;", [], address, size)
+
+
 def load_float(address: Any) -> Any:
     return ptx("ld.global.f32 <<$w0>>, [<<$r0>>];", [Float32], address)
 

@@ -62,6 +62,7 @@ class Run:
     noticed: str
     instructions: int
     sectors: int = 0
+    fetched: int = 0  # sectors brought to L2 ahead
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,8 @@ def _notice(item: Case | StageCase, mutant: Mutant, tried: Trials, own: list[Run
                 return run.noticed
             if run.sectors > usual.sectors:
                 return "weights are read twice"
+            if run.fetched != usual.fetched:
+                return "weights are not fetched ahead as planned"
     except PtxError:
         return None
     except LaunchError as error:
@@ -204,12 +207,13 @@ def _compare(item: StageCase, ptx: str, trial: Trial, limit: int) -> Run:
     found = model.stages(
         ptx, item.plan(), item.stages(), trial.seed, trial.inputs, limit, trial.grid, trial.spread, trial.sectors
     )
-    return Run("wrong result" if exceeding(found) else "", model.instructions, model.weight_sectors)
+    noticed = "wrong result" if exceeding(found) else ""
+    return Run(noticed, model.instructions, model.weight_sectors, model.fetched_sectors)
 
 
 def _step(item: Case, ptx: str, model: Emulated, limit: int) -> Run:
-    step = model.step(ptx, instruction_limit=limit)
-    return Run("wrong result" if step.wrong else "", step.result.instructions)
+    step = model.step(ptx, count=True, instruction_limit=limit)
+    return Run("wrong result" if step.wrong else "", step.result.instructions, fetched=step.result.fetched)
 
 
 def _step_after_days(item: Case, ptx: str, model: Emulated, limit: int) -> Run:

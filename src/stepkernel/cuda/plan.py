@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from stepkernel.cuda.dims import Dims
 from stepkernel.cuda.planner import plan_stage
+from stepkernel.cuda.planner.ahead import fetched
 from stepkernel.cuda.planner.builder import Builder
 from stepkernel.cuda.records import SIZES, At, Geometry, Place, Record, Word
 from stepkernel.program.program import Program, barriers
@@ -42,11 +43,12 @@ def make_plan(program: Program, geometry: Geometry) -> Plan:
         builder.records[start] = replace(first, wait=wait or first.wait or (exchanges_now and exchanging))
         exchanging = exchanges_now or (exchanging and not builder.records[start].wait)
         ranges.append((start, len(builder.records)))
+    kinds = [builder.codes[record.code].kind for record in builder.records]
     return Plan(
         program,
         geometry,
         tuple(builder.codes),
-        tuple(builder.records),
+        tuple(fetched(builder.records, kinds, geometry.grid)),
         tuple(ranges),
         builder.scratch,
         builder.slot_bytes,
@@ -69,4 +71,5 @@ def only(plan: Plan, codes: set[int]) -> Plan:
             records += [replace(r, code=used.index(r.code)) for r in plan.records[first:last]]
         ranges.append((start, len(records)))
     kept = tuple(plan.codes[code] for code in used)
-    return replace(plan, codes=kept, records=tuple(records), ranges=tuple(ranges))
+    kinds = [kept[record.code].kind for record in records]
+    return replace(plan, codes=kept, records=tuple(fetched(records, kinds, plan.geometry.grid)), ranges=tuple(ranges))

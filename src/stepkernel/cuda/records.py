@@ -34,13 +34,37 @@ Word = int | At
 
 
 @dataclass(frozen=True)
+class Ahead:
+    """Where the weights of a record lie, in the order of its pieces: `lines` of `width` bytes, `piece` of them for each
+    piece, of which the CTA `first` takes the first one. `run` lines lie `stride` bytes apart; of such runs `across` lie
+    side by side, and then the next ones `block` bytes further. What is fetched ahead: `bytes` of each of the
+    first `limit` lines."""
+
+    weight: At
+    lines: int
+    piece: int
+    run: int
+    stride: int
+    width: int
+    across: int = 1
+    block: int = 0
+    first: int = 0
+    limit: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
 class Record:
-    """One walk of a code over its pieces. `wait`: everything before must be finished."""
+    """One walk of a code over its pieces. `wait`: everything before must be finished. `ahead`: of its own weights, if
+    they are known before it begins; `fetch`: how many records further those begin that are fetched here, and how many
+    they are."""
 
     stage: str
     code: int
     wait: bool
     words: Mapping[str, Word]
+    ahead: Ahead | None = None
+    fetch: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
-from stepkernel.cuda.device import ptx
+from stepkernel.cuda.ahead import fetch_ahead
+from stepkernel.cuda.device import load_words
 from stepkernel.cuda.dims import RECORD_BYTES, THREADS, Dims, ExchangeDims
 from stepkernel.cuda.stages.absorb import absorb
 from stepkernel.cuda.stages.activate import activate
@@ -22,7 +23,7 @@ from stepkernel.cuda.stages.merge import merge
 from stepkernel.cuda.stages.mix_norm import mix_norm
 from stepkernel.cuda.stages.norm import norm
 from stepkernel.cuda.stages.select import select
-from stepkernel.cuda.walk import grid_barrier
+from stepkernel.cuda.walk import arrive, await_all
 
 STAGES: dict[str, Any] = {
     "embed": embed,
@@ -64,9 +65,17 @@ def step_kernel(
     alive = Int32(1)
     for index in cutlass.range(Int32(first), Int32(last), unroll=1):
         record = table + Int64(index) * RECORD_BYTES
-        code, wait = ptx("ld.global.v2.b32 { <<$w0>>, <<$w1>> }, [<<$r0>>];", [Int32, Int32], record)
-        if wait != 0 and index != Int32(first) and alive != 0:
-            alive = grid_barrier(sync, ctas, scratch, barrier_patience, shared)
+        code, wait, further, count = load_words(record)
+        if index == Int32(first):
+            wait = Int32(0)
+        if alive != 0:
+            target = Int64(0)
+            if wait != 0:
+                target = arrive(sync, ctas)
+            if count != 0:
+                fetch_ahead(cta, ctas, record + Int64(further) * RECORD_BYTES, count)
+            if wait != 0:
+                alive = await_all(sync, target, scratch, barrier_patience, shared)
         if alive != 0:
             for k in cutlass.range_constexpr(len(codes)):
                 if code == k:

@@ -1,5 +1,7 @@
 """Memory that the kernel and its executor agree on. Needs no compiler."""
 
+from stepkernel.cuda.dims import RECORD_BYTES
+
 # The block of a step: addresses and numbers that the executor writes before a launch, 8 bytes each.
 STEP_WORDS = (
     "token_ids",
@@ -16,6 +18,9 @@ STEP_WORDS = (
     "exchange",  # exchanges before this launch, less the number of its first one in the program
     "facts",  # 31 bits that stand for the step, not 0
 )
+# At the end of a record with weights: where they lie, for those who fetch them ahead (`records.Ahead`), 8 bytes each.
+AHEAD_WORDS = ("weight", "stride", "block", "first", "limit", "piece", "run", "across", "width", "bytes")
+AHEAD = RECORD_BYTES - 8 * len(AHEAD_WORDS)
 # What the CTAs share: arrivals at barriers (u64, a multiple of the grid between launches), and the failure word.
 ARRIVALS = 0
 FAILURE = 8

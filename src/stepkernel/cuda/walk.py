@@ -50,22 +50,34 @@ def arrive_last(counter: Int64, parts: cutlass.Constexpr, scratch: Int32) -> Int
 
 
 @cute.jit
-def grid_barrier(
-    sync: Int64, ctas: Int32, scratch: Int32, patience: cutlass.Constexpr, shared: cutlass.Constexpr[bool]
-) -> Int32:
-    """1 once all CTAs have come and everything they wrote before can be seen; 0 if they did not within `patience`
-    questions, or if another CTA gave up. A CTA that gives up tells the others by the failure word.
+def arrive(sync: Int64, ctas: Int32) -> Int64:
+    """This CTA has come to a barrier; what its threads wrote before can be seen by those who wait for all. Returns the
+    count of arrivals to wait for, in thread 0.
 
-    The counter only grows, by the grid at every barrier, so it needs no resetting and holds over launches. `shared`:
-    other ranks write the failure word too; what they have said stays, because it explains what happens here.
+    The counter only grows, by the grid at every barrier, so it needs no resetting and holds over launches.
     """
-    scope = "sys" if shared else "gpu"
     tid, _, _ = cute.arch.thread_idx()
     cute.arch.sync_threads()
+    target = Int64(0)
     if tid == 0:
         before = ptx("atom.acq_rel.gpu.global.add.u64 <<$w0>>, [<<$r0>>], 1;", [Int64], sync + ARRIVALS)
         # Unsigned, as the count is.
         target = before + Int64(ctas) - Int64(Uint64(before) % Uint64(ctas))
+    return target
+
+
+@cute.jit
+def await_all(
+    sync: Int64, target: Int64, scratch: Int32, patience: cutlass.Constexpr, shared: cutlass.Constexpr[bool]
+) -> Int32:
+    """1 once all CTAs have come and everything they wrote before can be seen; 0 if they did not within `patience`
+    questions, or if another CTA gave up. A CTA that gives up tells the others by the failure word.
+
+    `shared`: other ranks write the failure word too; what they have said stays, because it explains what happens here.
+    """
+    scope = "sys" if shared else "gpu"
+    tid, _, _ = cute.arch.thread_idx()
+    if tid == 0:
         here = Int32(0)
         asked = Int32(0)
         while asked < patience:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from stepkernel.cuda.dims import Dims
-from stepkernel.cuda.records import SIZES, At, Geometry, Record, Word
+from stepkernel.cuda.records import SIZES, Ahead, At, Geometry, Record, Word
 from stepkernel.cuda.step_block import HEAD, LINE
 from stepkernel.program.program import Program
 
@@ -21,14 +21,16 @@ class Builder:
         self.widths = {b.name: b.width for b in program.buffers}
         self.sizes = {b.name: SIZES[b.dtype] for b in program.buffers}
 
-    def record(self, stage: str, dims: Dims, words: Mapping[str, Word], wait: bool = False) -> None:
+    def record(
+        self, stage: str, dims: Dims, words: Mapping[str, Word], wait: bool = False, ahead: Ahead | None = None
+    ) -> None:
         """Raises ValueError for dims that the kernel cannot do."""
         if set(words) != set(dims.words):
             raise ValueError(f"{stage}: words {sorted(words)}, {dims.kind} has {sorted(dims.words)}")
         dims.check()
         if dims not in self.codes:
             self.codes.append(dims)
-        self.records.append(Record(stage, self.codes.index(dims), wait, dict(words)))
+        self.records.append(Record(stage, self.codes.index(dims), wait, dict(words), ahead))
 
     def buffer(self, name: str, column: int = 0) -> At:
         return At("buffer", name, column * self.sizes[name])

@@ -1,9 +1,11 @@
 """Records of the products with weights that all rows share."""
 
+from collections.abc import Mapping
+
 from stepkernel.cuda.dims import WARPS, AbsorbDims, LinearDims
 from stepkernel.cuda.planner.builder import Builder, split
 from stepkernel.cuda.planner.exchange import Move, exchange, partial_sums
-from stepkernel.cuda.records import At, Word
+from stepkernel.cuda.records import Ahead, At, Word
 from stepkernel.program.stages import Absorb, Linear, Projection, ValueGate
 
 
@@ -26,7 +28,7 @@ def linear(b: Builder, stage: Linear) -> None:
             words = _projection(b, part, out, stride, started % b.geometry.grid)
             if part.exchange == "all_gather":
                 moves.append(Move("gather", out, stride, b.buffer(part.out), stride, part.matrix.rows * size))
-        b.record(stage.name, dims, words)
+        b.record(stage.name, dims, words, ahead=_lines(dims, words))
         started += -(-part.matrix.rows // (16 * WARPS // dims.split))
     if moves:
         exchange(b, stage.name, moves)
@@ -43,6 +45,18 @@ def _projection(b: Builder, part: Projection, out: At, out_stride: int, first: i
         "out_stride": out_stride,
         "first": first,
     }
+
+
+def _lines(dims: LinearDims, words: Mapping[str, Word]) -> Ahead:
+    """Rows of the weight."""
+    weight, outputs, first = words["weight"], words["outputs"], words["first"]
+    assert isinstance(weight, At)
+    assert isinstance(outputs, int)
+    assert isinstance(first, int)
+    row = dims.inputs * 2
+    run = dims.per_head or outputs
+    piece = 16 * WARPS // dims.split
+    return Ahead(weight, outputs, piece, run, row, row, block=dims.head_bytes, first=first)
 
 
 def value_gate(b: Builder, stage: ValueGate) -> None:
@@ -65,7 +79,7 @@ def value_gate(b: Builder, stage: ValueGate) -> None:
         "out_stride": stage.heads * stage.value * 2,
         "first": 0,
     }
-    b.record(stage.name, dims, words)
+    b.record(stage.name, dims, words, ahead=_lines(dims, words))
 
 
 def absorb(b: Builder, stage: Absorb) -> None:
@@ -76,4 +90,15 @@ def absorb(b: Builder, stage: Absorb) -> None:
         "x": b.buffer(stage.x),
         "out": b.buffer(stage.out),
     }
-    b.record(stage.name, dims, words)
+    across = stage.lora // 64
+    ahead = Ahead(
+        At("matrix", stage.kv_b),
+        lines=stage.heads * across * stage.nope,
+        piece=WARPS // warps * stage.nope,
+        run=stage.nope,
+        stride=stage.lora * 2,
+        width=128,
+        across=across,
+        block=(stage.nope + stage.value) * stage.lora * 2,
+    )
+    b.record(stage.name, dims, words, ahead=ahead)
