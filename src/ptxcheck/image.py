@@ -14,7 +14,7 @@ Argument = int | float | bytes | np.generic
 OBJECTS = 1 << 14
 COPIES = 4096
 FINDINGS = 64
-READERS = 1 << 18
+READERS = 1 << 20
 
 
 def machine_of(

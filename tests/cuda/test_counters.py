@@ -67,7 +67,7 @@ def test_weights_are_fetched_ahead_as_planned(name: str, arch: str) -> None:
 @pytest.mark.parametrize("name", ["k3_kda_low", "k3_mla_absorb", "k3_mla_value", "linear_moe_front"])
 @pytest.mark.parametrize("grid", [None, 1])
 def test_what_is_fetched_ahead_is_what_is_read(name: str, grid: int | None) -> None:
-    """Kernels of single stages fetch their own weights before they begin. A tile of fewer than 16 rows reads the last one
+    """Kernels of single stages fetch their own weights before they begin. Tiles of fewer than 16 rows read the last one
     twice."""
     case = stage_case(name)
     model = emulated(case.case)

@@ -104,7 +104,7 @@ def test_the_tiles_of_kimi_k3_over_16_ranks_are_those_that_are_executed() -> Non
     ("dims", "message"),
     [
         (LinearDims(40, 1, 1, True), "40 inputs"),
-        (LinearDims(64, 9, 1, True), "9 rows"),
+        (LinearDims(64, 65, 1, True), "65 rows"),
         (LinearDims(64, 1, 3, True), "3 warps per tile"),
         (LinearDims(64, 1, 4, True), "64 inputs for 4 warps"),
         (KdaDims(1, 1, 9, 1, 0.0, 1e-5), "9 queries"),
@@ -124,8 +124,8 @@ def test_programs_and_caches_that_do_not_fit_are_refused() -> None:
     geometry = Geometry(4, 16, 3)
     device = EmulatedDevice("", KernelSpec("none", (), 4))
     weights = RandomWeights(config)
-    with pytest.raises(ValueError, match="9 rows"):
-        make_plan(build_program(config, requests=9), geometry)
+    with pytest.raises(ValueError, match="13 requests x 5 queries: a step takes 1 to 64 rows"):
+        make_plan(build_program(config, requests=13, queries=5), geometry)
     plan = make_plan(build_program(config), geometry)
     good = allocate_caches(config, 4, 3, 16)
     wide = Caches([x.astype(np.float32) for x in good.latent], good.conv, good.recurrent)

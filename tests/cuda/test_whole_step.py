@@ -8,7 +8,7 @@ import pytest
 
 from ptxcheck import LaunchError
 from stepkernel.cuda.bound_step import StepFailed
-from stepkernel.cuda.cases import Case, StageCase, small, stages, tiny, wide, wide_stages
+from stepkernel.cuda.cases import Case, StageCase, many, small, stages, tiny, wide, wide_stages
 from stepkernel.cuda.check import Spread, exceeding
 from stepkernel.cuda.emulate import EmulatedDevice
 from stepkernel.cuda.executor import CudaExecutor
@@ -28,7 +28,7 @@ def test_stage_kernels(case: StageCase, arch: str) -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHES)
-@pytest.mark.parametrize("case", [*small(), *tiny(), wide()], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*small(), *tiny(), *many(), wide()], ids=lambda case: case.name)
 def test_whole_step(case: Case, arch: str) -> None:
     """One request less than the step has: the last one is padding. A fixed order, then a random one."""
     for seed in (None, 7):

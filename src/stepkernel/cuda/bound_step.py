@@ -13,6 +13,8 @@ from stepkernel.cuda.dims import HEADER_BYTES, RECORD_BYTES
 from stepkernel.cuda.host_weights import BF16, Loader
 from stepkernel.cuda.plan import At, Plan, Record, Word
 from stepkernel.cuda.step_block import (
+    AHEAD,
+    AHEAD_WORDS,
     BARRIER,
     FAILURE,
     MISMATCH,
@@ -174,9 +176,12 @@ class BoundStep:
     def _encode(self) -> NDArray[np.int64]:
         table = np.zeros((len(self.plan.records), RECORD_BYTES // 8), np.int64)
         for line, record in zip(table, self.plan.records, strict=True):
-            line[:1] = np.array([record.code, int(record.wait)], np.int32).view(np.int64)
+            header = [record.code, int(record.wait), *record.fetch]
+            line[: HEADER_BYTES // 8] = np.array(header, np.int32).view(np.int64)
             start, words = HEADER_BYTES // 8, self._values(record)
             line[start : start + len(words)] = words
+            if record.ahead is not None:
+                line[AHEAD // 8 :] = [self._address(getattr(record.ahead, name)) for name in AHEAD_WORDS]
         return table
 
     def _values(self, record: Record) -> list[int]:

@@ -196,6 +196,16 @@ def tiny() -> tuple[Case, ...]:
     )
 
 
+def many() -> tuple[Case, ...]:
+    """Steps of more rows than one mma takes: two eights with room left, three, and the most that a kernel can do. As
+    there are few experts, some are chosen by more rows than a pass takes."""
+    return (
+        Case("micro_k3_3x4", micro_k3(), 3, 4, grid=5),
+        Case("micro_linear_19x1", micro_linear(), 19, 1, grid=7),
+        Case("micro_linear_64x1", micro_linear(), 64, 1, grid=7),
+    )
+
+
 def wide() -> Case:
     """Every stage kind at the tile shapes of Kimi K3 over 16 ranks, by few CTAs."""
     return Case("k3_rank_2x4", k3_rank(), 2, 4, taps=Taps((0,), "attn_res_stream"))

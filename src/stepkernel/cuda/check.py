@@ -248,8 +248,8 @@ class Emulated:
 
 def live_contexts(case: Case) -> tuple[int, ...]:
     """Contexts of several lengths to check a case with; a case of several requests gets one of padding."""
-    lengths = (21, 0, 40, 5, 16, 33, 130)
-    return lengths[: max(1, case.requests - 1)]
+    lengths = [21, 0, 40, 5, 16, 33, 130] + [29 * k % 71 for k in range(7, case.requests)]
+    return tuple(lengths[: max(1, case.requests - 1)])
 
 
 def synthetic(case: Case, directory: Path, seed: int = 0) -> Weights:

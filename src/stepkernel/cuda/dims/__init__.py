@@ -6,7 +6,17 @@ its stage's code and whether it must wait for all earlier work; its words follow
 """
 
 from stepkernel.cuda.dims.attention import AttendDims, KdaDims, LatentDims
-from stepkernel.cuda.dims.common import HEADER_BYTES, RECORD_BYTES, STATIC_SHARED, THREADS, WARPS, Kind
+from stepkernel.cuda.dims.common import (
+    COLUMNS,
+    HEADER_BYTES,
+    MAX_ROWS,
+    RECORD_BYTES,
+    STATIC_SHARED,
+    THREADS,
+    WARPS,
+    Kind,
+    column_tiles,
+)
 from stepkernel.cuda.dims.exchange import ExchangeDims, MergeDims
 from stepkernel.cuda.dims.experts import CombineDims, ExpertsDims, SelectDims
 from stepkernel.cuda.dims.products import AbsorbDims, LinearDims
@@ -31,7 +41,9 @@ Dims = (
 )
 
 __all__ = [
+    "COLUMNS",
     "HEADER_BYTES",
+    "MAX_ROWS",
     "RECORD_BYTES",
     "STATIC_SHARED",
     "THREADS",
@@ -53,4 +65,5 @@ __all__ = [
     "MixNormDims",
     "NormDims",
     "SelectDims",
+    "column_tiles",
 ]

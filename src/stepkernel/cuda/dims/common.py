@@ -27,6 +27,15 @@ Kind = Literal[
 ]
 
 
+MAX_ROWS = 64
+COLUMNS = 8  # rows of a step that one mma takes
+
+
+def column_tiles(rows: int) -> int:
+    """How many mma a tile of a weight takes for all rows of a step."""
+    return -(-rows // COLUMNS)
+
+
 def require(fits: bool, message: str) -> None:
     """Raises ValueError with the message."""
     if not fits:

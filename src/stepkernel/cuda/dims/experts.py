@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stepkernel.cuda.dims.common import WARPS, Kind, require
+from stepkernel.cuda.dims.common import MAX_ROWS, WARPS, Kind, column_tiles, require
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ExpertsDims:
 
     def check(self) -> None:
         require(self.outputs % 16 == 0, f"experts: {self.outputs} outputs are no multiple of 16")
-        require(1 <= self.rows <= 8, f"experts: {self.rows} rows, 1 to 8 are supported")
+        require(1 <= self.rows <= MAX_ROWS, f"experts: {self.rows} rows, 1 to {MAX_ROWS} are supported")
         require(self.top_k <= 32, f"experts: {self.top_k} chosen, up to 32 are supported")
         require(self.chunk in ((8, 16, 32) if self.packed else (8,)), f"experts: chunks of {self.chunk} columns")
         require(
@@ -62,7 +62,16 @@ class ExpertsDims:
     def shared_bytes(self) -> int:
         matrices = 2 if self.up else 1
         scales = 16 * WARPS // self.split * self.inputs // 32 if self.packed else 0
-        return WARPS * 512 * matrices + 32 + matrices * scales
+        return WARPS * 512 * matrices + self.choices_bytes() + matrices * scales
+
+    @property
+    def eights(self) -> int:
+        """Eights of choices in a pass over an expert's weights."""
+        return min(2, column_tiles(self.rows))
+
+    def choices_bytes(self) -> int:
+        """Room for those of an expert: at most one of each row."""
+        return -(-self.rows * 4 // 16) * 16
 
 
 @dataclass(frozen=True)

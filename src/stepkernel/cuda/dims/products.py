@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stepkernel.cuda.dims.common import WARPS, Kind, require
+from stepkernel.cuda.dims.common import MAX_ROWS, WARPS, Kind, require
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class LinearDims:
 
     def check(self) -> None:
         require(self.inputs % 32 == 0, f"linear: {self.inputs} inputs are no multiple of 32")
-        require(1 <= self.rows <= 8, f"linear: {self.rows} rows, 1 to 8 are supported")
+        require(1 <= self.rows <= MAX_ROWS, f"linear: {self.rows} rows, 1 to {MAX_ROWS} are supported")
         require(self.split in (1, 2, 4, 8), f"linear: {self.split} warps per tile, 1, 2, 4 or 8 are supported")
         require(self.inputs // 32 % self.split == 0, f"linear: {self.inputs} inputs for {self.split} warps of 32")
         require(self.per_head % 16 == 0, f"linear: {self.per_head} outputs per head are no multiple of 16")
@@ -49,7 +49,7 @@ class AbsorbDims:
         require(self.lora % 64 == 0, f"absorb: {self.lora} latent values are no multiple of 64")
         require(self.nope % (16 * self.split) == 0, f"absorb: {self.nope} inputs for {self.split} warps of 16")
         require(self.rope % 2 == 0, f"absorb: {self.rope} further values are odd")
-        require(1 <= self.rows <= 8, f"absorb: {self.rows} rows, 1 to 8 are supported")
+        require(1 <= self.rows <= MAX_ROWS, f"absorb: {self.rows} rows, 1 to {MAX_ROWS} are supported")
 
     def shared_bytes(self) -> int:
         return WARPS * 2048

@@ -12,7 +12,6 @@ from cutlass import Float32, Int32, Int64, cute
 
 from stepkernel.cuda.device import (
     bytes_of,
-    least,
     load_int,
     load_shared_floats,
     load_weights,
@@ -23,7 +22,8 @@ from stepkernel.cuda.device import (
     store_int,
     store_shared,
 )
-from stepkernel.cuda.dims import THREADS, WARPS, AbsorbDims
+from stepkernel.cuda.dims import COLUMNS, THREADS, WARPS, AbsorbDims, column_tiles
+from stepkernel.cuda.stages.linear import row_of
 from stepkernel.cuda.walk import words
 
 TILE = 64  # latent values of a warp
@@ -73,44 +73,59 @@ def _tiles(
     t = lane % 4
     per_head = dims.lora // TILE
     tiles = dims.heads * per_head
-    group = WARPS // dims.split
-    tile = piece * group + warp // dims.split
+    tile = piece * (WARPS // dims.split) + warp // dims.split
     head = quotient(tile, per_head)
     steps = dims.nope // 16 // dims.split
     start = warp % dims.split * steps * 16 + 2 * t
     base = weight + Int64(head) * ((dims.nope + dims.value) * dims.lora * 2)
     base = base + Int64(start) * (dims.lora * 2) + Int64(remainder(tile, per_head) * TILE + 8 * g) * 2
-    query = x + (Int64(least(g, Int32(dims.rows - 1))) * dims.heads + Int64(head)) * ((dims.nope + dims.rope) * 2)
-    query = query + Int64(start) * 2
-    sums = [Float32(0.0)] * 16
+    eights = column_tiles(dims.rows)
+    queries = []
+    for eight in cutlass.range_constexpr(eights):
+        row = Int64(row_of(g, eight, dims.rows)) * dims.heads + Int64(head)
+        queries.append(x + row * ((dims.nope + dims.rope) * 2) + Int64(start) * 2)
+    sums = [Float32(0.0)] * (16 * eights)
     if tile < tiles:
-        for turn in cutlass.range(steps, unroll=min(2, steps)):
+        for turn in cutlass.range(steps, unroll=min(2 if eights == 1 else 1, steps)):
             rows = [load_weights(base + Int64(turn * 16 + n) * (dims.lora * 2)) for n in (0, 1, 8, 9)]
-            near = load_int(query + Int64(turn) * 32)
-            far = load_int(query + Int64(turn) * 32 + 16)
-            for j in cutlass.range_constexpr(4):
-                sums[4 * j : 4 * j + 4] = matrix_multiply(
-                    column_fragments(rows, j), [near, far], sums[4 * j : 4 * j + 4]
-                )
-    for j in cutlass.range_constexpr(4):
-        store_shared(scratch + (warp * 4 + j) * 512 + lane * 16, sums[4 * j : 4 * j + 4])
-    cute.arch.sync_threads()
+            for eight in cutlass.range_constexpr(eights):
+                near = load_int(queries[eight] + Int64(turn) * 32)
+                far = load_int(queries[eight] + Int64(turn) * 32 + 16)
+                for j in cutlass.range_constexpr(4):
+                    at = 16 * eight + 4 * j
+                    sums[at : at + 4] = matrix_multiply(column_fragments(rows, j), [near, far], sums[at : at + 4])
+    for eight in cutlass.range_constexpr(eights):
+        for j in cutlass.range_constexpr(4):
+            at = 16 * eight + 4 * j
+            store_shared(scratch + (warp * 4 + j) * 512 + lane * 16, sums[at : at + 4])
+        cute.arch.sync_threads()
+        _finish(piece, eight * COLUMNS, out, scratch, dims)
+        cute.arch.sync_threads()
+
+
+@cute.jit
+def _finish(
+    piece: Int32, first: cutlass.Constexpr[int], out: Int64, scratch: Int32, dims: cutlass.Constexpr[AbsorbDims]
+) -> None:
+    """Adds the warps' sums of a piece for 8 rows from `first` on, and writes them."""
+    tid, _, _ = cute.arch.thread_idx()
+    per_head = dims.lora // TILE
+    group = WARPS // dims.split
     for turn in cutlass.range_constexpr(-(-group * 128 // THREADS)):
         index = tid + turn * THREADS
         mine = index // 128
         written = piece * group + mine
-        if mine < group and written < tiles:
+        if mine < group and written < dims.heads * per_head:
             place = scratch + mine * dims.split * 2048 + index % 128 * 16
             total = load_shared_floats(place)
             for k in cutlass.range_constexpr(1, dims.split):
                 more = load_shared_floats(place + k * 2048)
                 for n in cutlass.range_constexpr(4):
                     total[n] = total[n] + more[n]
-            row = index % 4 * 2
+            row = first + index % 4 * 2
             value = remainder(written, per_head) * TILE + index % 32 // 4 * 8 + index % 128 // 32 * 2
             for n in cutlass.range_constexpr(2):
                 if row + n < dims.rows:
                     at = (row + n) * dims.heads + quotient(written, per_head)
                     target = out + Int64(at) * ((dims.lora + dims.rope) * 2) + Int64(value) * 2
                     store_int(target, pair(total[n], total[n + 2]))
-    cute.arch.sync_threads()

@@ -1,10 +1,11 @@
 """Both halves of the routed experts (spec 2.8.3): act(x W1^T, x W3^T), and h W2^T, of the chosen experts.
 
-The rows of a step that chose the same expert share its weights: the first (row, slot) that names an expert works for
-all of them, the later ones have nothing to do, so every weight is read once. As in `linear`, a warp multiplies 16 rows
-of the weight by all rows of x; what it makes for rows that did not choose the expert is dropped. Packed weights are
-decoded to BF16, which is exact. A thread takes `chunk` consecutive columns, so that packed weights too come in wide
-loads; the scales of a piece's rows lie one after the other and are copied to shared memory first.
+The rows of a step that chose the same expert share its weights: the first choice (a slot of a row) that names an expert
+works for all of them, the later ones have nothing to do. As in `linear`, a warp multiplies 16 rows of the weight by
+rows of x: those of 8 choices, or of 16 in steps of more than 8 rows. What more rows chose the same expert takes another
+pass, whose weights come from L2; otherwise every weight is read once. Packed weights are decoded to BF16, which is
+exact. A thread takes `chunk` consecutive columns, so that packed weights too come in wide loads; the scales of a
+piece's rows lie one after the other and are copied to shared memory first.
 """
 
 from typing import Any
@@ -32,7 +33,7 @@ from stepkernel.cuda.device import (
     store_shared_int,
     store_shared_words,
 )
-from stepkernel.cuda.dims import THREADS, WARPS, ExpertsDims
+from stepkernel.cuda.dims import COLUMNS, THREADS, WARPS, ExpertsDims
 from stepkernel.cuda.functions import activate
 from stepkernel.cuda.stages.mxfp4 import decode, scale_word
 from stepkernel.cuda.walk import words
@@ -40,13 +41,15 @@ from stepkernel.cuda.walk import words
 TILE = 16  # outputs of a warp
 
 
-def slot_of(mask: Any) -> Any:
-    """Lowest set bit of a mask, -1 if there is none."""
-    code = (
-        "{ .reg .pred p; .reg .b32 r; brev.b32 r, <<$r0>>; clz.b32 r, r; setp.eq.s32 p, <<$r0>>, 0; "
-        "selp.b32 <<$w0>>, -1, r, p; }"
-    )
-    return ptx(code, [Int32], mask)
+def lowest_bit(mask: Any) -> Any:
+    """Number of the lowest bit that is set, 32 without any."""
+    return ptx("{ .reg .b32 r; brev.b32 r, <<$r0>>; clz.b32 <<$w0>>, r; }", [Int32], mask)
+
+
+def bits_below(mask: Any, lane: Any) -> Any:
+    """How many bits below number `lane` are set."""
+    code = "{ .reg .b32 m; shl.b32 m, 1, <<$r1>>; sub.u32 m, m, 1; and.b32 m, m, <<$r0>>; popc.b32 <<$w0>>, m; }"
+    return ptx(code, [Int32], mask, lane)
 
 
 @cute.jit
@@ -55,38 +58,52 @@ def experts(
 ) -> None:
     """first, second: bf16 [experts, outputs, inputs], or packed bytes [experts, outputs, inputs / 2] with scales
     [experts, outputs, inputs / 32]; ids int32 [rows, top_k]. Up: x bf16 rows, `x_stride` bytes apart; otherwise x bf16
-    [rows, top_k, inputs]. out bf16 [rows, top_k, outputs]."""
+    [rows, top_k, inputs]. out bf16 [rows, top_k, outputs].
+
+    Shared memory: sums of the warps, the choices of an expert, its scales.
+    """
     (ids,) = words(record, dims, "ids")
-    tid, _, _ = cute.arch.thread_idx()
-    lane = tid % 32
     groups = -(-dims.outputs // (TILE * (WARPS // dims.split)))
-    slots = scratch + WARPS * 512 * (2 if dims.up else 1)
+    choices = scratch + WARPS * 512 * (2 if dims.up else 1)
     piece = cta
     while piece < dims.rows * dims.top_k * groups:
         owner = quotient(piece, groups)
         expert = load_int(ids + Int64(owner) * 4)
-        # Which slot of each row names this expert; whether a row before the owner's does.
-        own = Int32(-1)
-        earlier = Int32(0)
-        for row in cutlass.range_constexpr(dims.rows):
-            match = Int32(0)
-            if (
-                lane < dims.top_k
-                and load_int(ids + Int64(row * dims.top_k + least(lane, Int32(dims.top_k - 1))) * 4) == expert
-            ):
-                match = Int32(1)
-            mask = ballot(match)
-            if lane // 4 == row:
-                own = slot_of(mask)
-            if mask != 0 and row < quotient(owner, dims.top_k):
-                earlier = Int32(1)
-        if earlier == 0:
-            if tid < 32 and lane % 4 == 0:
-                store_shared_int(slots + lane, own)
+        count = _choices(owner, expert, ids, choices, dims)
+        if count > 0:
             if cutlass.const_expr(dims.packed):
-                _stage_scales(remainder(piece, groups), expert, record, slots + 32, dims)
-            _tiles(remainder(piece, groups), expert, own, slots, record, scratch, dims)
+                _stage_scales(remainder(piece, groups), expert, record, choices + dims.choices_bytes(), dims)
+            else:
+                cute.arch.sync_threads()
+            for start in cutlass.range(0, count, COLUMNS * dims.eights, unroll=1):
+                _tiles(remainder(piece, groups), expert, start, count, choices, record, scratch, dims)
         piece = piece + ctas
+
+
+@cute.jit
+def _choices(owner: Int32, expert: Int32, ids: Int64, target: Int32, dims: cutlass.Constexpr[ExpertsDims]) -> Int32:
+    """How many choices, numbers in [rows, top_k], name the expert; their numbers go to shared memory. 0 if one before
+    the owner does, which works for all of them."""
+    tid, _, _ = cute.arch.thread_idx()
+    lane = tid % 32
+    every = dims.rows * dims.top_k
+    turns = -(-every // 32)
+    count = Int32(0)
+    mine = Int32(1)
+    for turn in cutlass.range(turns, unroll=min(8, turns)):
+        choice = turn * 32 + lane
+        match = Int32(0)
+        if load_int(ids + Int64(least(choice, Int32(every - 1))) * 4) == expert and choice < every:
+            match = Int32(1)
+        mask = ballot(match)
+        if mask != 0 and count == 0 and turn * 32 + lowest_bit(mask) != owner:
+            mine = Int32(0)
+        if match != 0 and mine != 0 and tid < 32:
+            store_shared_int(target + (count + bits_below(mask, lane)) * 4, choice)
+        count = count + bits_below(mask, Int32(32))
+    if mine == 0:
+        count = Int32(0)
+    return count
 
 
 @cute.jit
@@ -112,13 +129,15 @@ def _stage_scales(
 def _tiles(
     group: Int32,
     expert: Int32,
-    own: Int32,
-    slots: Int32,
+    start: Int32,
+    count: Int32,
+    choices: Int32,
     record: Int64,
     scratch: Int32,
     dims: cutlass.Constexpr[ExpertsDims],
 ) -> None:
-    x, out = words(record, dims, "x", "out")
+    """The choices from number `start` on, as many as a pass takes."""
+    (x,) = words(record, dims, "x")
     tid, _, _ = cute.arch.thread_idx()
     lane = tid % 32
     warp = tid // 32
@@ -129,54 +148,77 @@ def _tiles(
     matrices = 2 if dims.up else 1
     columns = 4 * dims.chunk
     turns = dims.inputs // columns // dims.split
-    row = least(g, Int32(dims.rows - 1))
-    if cutlass.const_expr(dims.up):
-        (x_stride,) = words(record, dims, "x_stride")
-        source = x + Int64(row) * x_stride
-    else:
-        source = x + Int64(row * dims.top_k + (own if own >= 0 else Int32(0))) * (dims.inputs * 2)
-    bases = row_addresses(record, expert, group, tile, g, slots + 32, dims)
-    sums = [[Float32(0.0)] * 4 for _ in range(matrices)]
+    # What is behind the last choice stands for the last one: every sum depends on its own row of x only.
+    sources = []
+    for eight in cutlass.range_constexpr(dims.eights):
+        choice = load_shared_int(choices + least(start + COLUMNS * eight + g, count - 1) * 4)
+        if cutlass.const_expr(dims.up):
+            (x_stride,) = words(record, dims, "x_stride")
+            sources.append(x + Int64(quotient(choice, dims.top_k)) * x_stride)
+        else:
+            sources.append(x + Int64(choice) * (dims.inputs * 2))
+    bases = row_addresses(record, expert, group, tile, g, choices + dims.choices_bytes(), dims)
+    sums = [[Float32(0.0)] * (4 * dims.eights) for _ in range(matrices)]
     if tile < dims.outputs:
-        for turn in cutlass.range(turns, unroll=min(2, turns)):
+        for turn in cutlass.range(turns, unroll=min(2 if dims.eights == 1 else 1, turns)):
             place = (turn * dims.split + part) * columns + t * dims.chunk
             values = []
-            for k in cutlass.range_constexpr(dims.chunk // 8):
-                found = load_words(source + Int64(place + 8 * k) * 2)
-                values.append(found)
+            for eight in cutlass.range_constexpr(dims.eights):
+                for k in cutlass.range_constexpr(dims.chunk // 8):
+                    found = load_words(sources[eight] + Int64(place + 8 * k) * 2)
+                    values.append(found)
             for m in cutlass.range_constexpr(matrices):
                 a = weights_of(bases[2 * m], place, dims)
                 b = weights_of(bases[2 * m + 1], place, dims)
-                for k in cutlass.range_constexpr(dims.chunk // 8):
-                    v = values[k]
-                    first = [a[4 * k], b[4 * k], a[4 * k + 1], b[4 * k + 1]]
-                    second = [a[4 * k + 2], b[4 * k + 2], a[4 * k + 3], b[4 * k + 3]]
-                    sums[m] = matrix_multiply(first, [v[0], v[1]], sums[m])
-                    sums[m] = matrix_multiply(second, [v[2], v[3]], sums[m])
-    for m in cutlass.range_constexpr(matrices):
-        store_shared(scratch + m * (WARPS * 512) + tid * 16, sums[m])
-    cute.arch.sync_threads()
+                for eight in cutlass.range_constexpr(dims.eights):
+                    c = sums[m][4 * eight : 4 * eight + 4]
+                    for k in cutlass.range_constexpr(dims.chunk // 8):
+                        v = values[eight * (dims.chunk // 8) + k]
+                        first = [a[4 * k], b[4 * k], a[4 * k + 1], b[4 * k + 1]]
+                        second = [a[4 * k + 2], b[4 * k + 2], a[4 * k + 3], b[4 * k + 3]]
+                        c = matrix_multiply(first, [v[0], v[1]], c)
+                        c = matrix_multiply(second, [v[2], v[3]], c)
+                    sums[m][4 * eight : 4 * eight + 4] = c
+    for eight in cutlass.range_constexpr(dims.eights):
+        for m in cutlass.range_constexpr(matrices):
+            store_shared(scratch + m * (WARPS * 512) + tid * 16, sums[m][4 * eight : 4 * eight + 4])
+        cute.arch.sync_threads()
+        _finish(group, start + COLUMNS * eight, count, choices, record, scratch, dims)
+        cute.arch.sync_threads()
+
+
+@cute.jit
+def _finish(
+    group: Int32,
+    start: Int32,
+    count: Int32,
+    choices: Int32,
+    record: Int64,
+    scratch: Int32,
+    dims: cutlass.Constexpr[ExpertsDims],
+) -> None:
+    """Adds the warps' sums for 8 choices from number `start` on, and writes what they give."""
+    (out,) = words(record, dims, "out")
+    tid, _, _ = cute.arch.thread_idx()
+    matrices = 2 if dims.up else 1
     for turn in cutlass.range_constexpr(-(-(WARPS // dims.split) * 128 // THREADS)):
         index = tid + turn * THREADS
         mine = index // 128
         n = index % 16
-        line = (index // 16) % 8
+        column = (index // 16) % 8
         output = (group * (WARPS // dims.split) + mine) * TILE + n
-        if mine < WARPS // dims.split and line < dims.rows and output < dims.outputs:
-            slot = load_shared_int(slots + line * 4)
-            if slot >= 0:
-                holder = (n % 8) * 4 + line // 2
-                place = scratch + (mine * dims.split * 32 + holder) * 16 + ((n // 8) * 2 + line % 2) * 4
-                total = [Float32(0.0)] * matrices
-                for m in cutlass.range_constexpr(matrices):
-                    for k in cutlass.range_constexpr(dims.split):
-                        total[m] = total[m] + load_shared(place + m * (WARPS * 512) + k * 512)
-                value = total[0]
-                if cutlass.const_expr(dims.up):
-                    value = activate(rounded(total[0]), rounded(total[1]), dims.beta, dims.linear_beta)
-                at = Int64(line * dims.top_k + slot) * dims.outputs + Int64(output)
-                store_half(out + at * 2, pair(value, Float32(0.0)))
-    cute.arch.sync_threads()
+        if mine < WARPS // dims.split and start + column < count and output < dims.outputs:
+            holder = (n % 8) * 4 + column // 2
+            place = scratch + (mine * dims.split * 32 + holder) * 16 + ((n // 8) * 2 + column % 2) * 4
+            total = [Float32(0.0)] * matrices
+            for m in cutlass.range_constexpr(matrices):
+                for k in cutlass.range_constexpr(dims.split):
+                    total[m] = total[m] + load_shared(place + m * (WARPS * 512) + k * 512)
+            value = total[0]
+            if cutlass.const_expr(dims.up):
+                value = activate(rounded(total[0]), rounded(total[1]), dims.beta, dims.linear_beta)
+            choice = load_shared_int(choices + (start + column) * 4)
+            store_half(out + (Int64(choice) * dims.outputs + Int64(output)) * 2, pair(value, Float32(0.0)))
 
 
 def row_addresses(
