@@ -53,7 +53,7 @@ class BoundStep:
         self, plan: Plan, weights: Loader, caches: CacheMap, device: Device, peers: Peers | None = None
     ) -> None:
         program, config = plan.program, plan.program.config
-        caches.check(plan.geometry)
+        caches.check(plan.geometry, config.linear_attention.conv_width)
         self.program, self.plan, self.device, self.map = program, plan, device, caches
         self._weights = weights
         self._addresses: dict[tuple[str, str], int] = dict(caches.addresses)
@@ -96,6 +96,10 @@ class BoundStep:
         """The step's inputs to the device; requests that the step does not have become padding."""
         program = self.program
         inputs.check(program, self.map.shapes)
+        if inputs.recovers != self.plan.geometry.recovers:
+            ways = ["a state for each token", "states recovered from records"]
+            found, planned = ways[inputs.recovers], ways[not inputs.recovers]
+            raise ValueError(f"step with {found}, the kernel was planned for {planned}")
         if inputs.page_table.shape[1] > self._pages:
             raise ValueError(f"page_table: {inputs.page_table.shape[1]} pages, prepared for {self._pages}")
         slots = inputs.state_slots
@@ -116,6 +120,10 @@ class BoundStep:
                 self._write(address, values, lacking, {"slot_mapping": -1, "accepted": 1}.get(name, 0))
         strides = {"page_stride": inputs.page_table.shape[1], "slot_stride": columns}
         self._words = {**self._inputs, **self._group, **strides, "facts": _facts(self.plan, inputs)}
+        query, latent = self.map.shapes.query_scale, self.map.shapes.latent_scale
+        factors = {"query_factor": 1 / query, "latent_factor": 1 / latent, "score_factor": query * latent}
+        for name, value in {**factors, "latent_scale": latent}.items():
+            self._words[name] = int(np.float32(value).view(np.int32))
 
     def launch(self, first: int = 0, last: int | None = None) -> None:
         """Records first .. last - 1 on what lies on the device. Raises StepFailed."""
@@ -188,7 +196,7 @@ class BoundStep:
         """A record's words; what lies between two slots of a cache is for the caches to say."""
         names = self.plan.codes[record.code].words
         known = {name: self._address(record.words[name]) for name in names if name != "slots"}
-        for place in ("conv", "state"):
+        for place in ("conv", "state", "records"):
             at = record.words.get(place)
             if isinstance(at, At) and at.place == place:
                 known[f"{place}_slot"] = self.map.slot_bytes[at.place, at.name]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,6 +12,7 @@ from stepkernel.cuda.host_weights import BF16
 from stepkernel.cuda.records import Geometry
 from stepkernel.program.inputs import Caches
 
+E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 Key = tuple[str, str]
 
 
@@ -19,8 +21,8 @@ class CacheMap:
     """Addresses of caches.
 
     shapes      arrays of the caches' shapes and dtypes; their contents are of no account here
-    addresses   by place ("latent", "conv", "state") and number of the layer among those of its kind
-    slot_bytes  from one slot to the next, of windows and states
+    addresses   by place ("latent", "conv", "state", "records") and number of the layer among those of its kind
+    slot_bytes  from one slot to the next, of windows, states and records
     groups      for each KDA layer the table of state slots that it goes by
     """
 
@@ -33,21 +35,24 @@ class CacheMap:
     def planes(self) -> int:
         return max(self.groups, default=0) + 1
 
-    def check(self, geometry: Geometry) -> None:
+    def check(self, geometry: Geometry, conv_width: int) -> None:
         """Raises ValueError for caches that the kernel cannot work on."""
         shapes = self.shapes
+        rows = E4M3 if geometry.fp8_latents else BF16
         for index, latent in enumerate(shapes.latent):
-            if latent.dtype != BF16:
-                raise ValueError(f"latent cache {index}: dtype {latent.dtype}, the GPU kernel supports bfloat16")
+            if latent.dtype != rows:
+                raise ValueError(f"latent cache {index}: dtype {latent.dtype}, the kernel was planned for {rows}")
         for index, conv in enumerate(shapes.conv):
             if conv.dtype != BF16 or conv.shape[1] != geometry.window:
                 found = f"{conv.dtype} with {conv.shape[1]} rows"
                 raise ValueError(f"convolution state {index}: {found}, planned for bfloat16 with {geometry.window}")
-        if shapes.records:
-            raise ValueError("records: the GPU step keeps a state for each token; supported are per-position states")
+        kept = geometry.window - conv_width + 2 if geometry.recovers else 0
+        if shapes.recurrent and shapes.record_rows != kept:
+            raise ValueError(f"records of {shapes.record_rows} tokens, the kernel was planned for {kept}")
+        states = BF16 if geometry.bf16_states else np.dtype(np.float32)
         for index, state in enumerate(shapes.recurrent):
-            if state.dtype != np.float32:
-                raise ValueError(f"recurrent state {index}: dtype {state.dtype}, supported is float32")
+            if state.dtype != states:
+                raise ValueError(f"recurrent state {index}: dtype {state.dtype}, the kernel was planned for {states}")
         if shapes.latent and shapes.page_tokens != geometry.page_tokens:
             raise ValueError(f"pages of {shapes.page_tokens} tokens, planned for {geometry.page_tokens}")
 
@@ -58,7 +63,12 @@ class CacheMap:
 
 
 def by_place(caches: Caches) -> dict[Key, NDArray[np.generic]]:
-    places = (("latent", caches.latent), ("conv", caches.conv), ("state", caches.recurrent))
+    places = (
+        ("latent", caches.latent),
+        ("conv", caches.conv),
+        ("state", caches.recurrent),
+        ("records", caches.records),
+    )
     return {(place, str(i)): array for place, arrays in places for i, array in enumerate(arrays)}
 
 
@@ -68,7 +78,8 @@ def outline(caches: Caches) -> Caches:
     def flat(arrays: Sequence[NDArray[np.generic]]) -> tuple[NDArray[np.generic], ...]:
         return tuple(np.broadcast_to(np.zeros((), array.dtype), array.shape) for array in arrays)
 
-    return replace(caches, latent=flat(caches.latent), conv=flat(caches.conv), recurrent=flat(caches.recurrent))
+    held = {name: flat(getattr(caches, name)) for name in ("latent", "conv", "recurrent", "records")}
+    return replace(caches, **held)
 
 
 def allocate(caches: Caches, device: Device) -> CacheMap:

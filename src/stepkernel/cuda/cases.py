@@ -8,6 +8,8 @@ from stepkernel.model.config import ModelConfig
 from stepkernel.model.presets import preset
 from stepkernel.model.shard import Shard
 from stepkernel.program.builder import Taps, build_program
+from stepkernel.program.inputs import Caches
+from stepkernel.runtime.caches import LatentDtype, RecurrentDtype, allocate_caches
 
 GRID = 132  # CTAs: one for each multiprocessor of an H200; larger GPUs leave some idle
 SMALL_GRID = 8
@@ -30,6 +32,9 @@ class Case:
     taps: Taps | None = None
     interleave: int | None = None
     multicast: bool = False
+    latents: LatentDtype = "bf16"
+    states: RecurrentDtype = "float32"
+    recovers: bool = False
 
     def plan(self, rank: int = 0) -> Plan:
         """All ranks have the same codes. Raises ValueError if the kernel cannot do it."""
@@ -38,10 +43,33 @@ class Case:
             self.config, shard, self.requests, self.queries, taps=self.taps, context_interleave=self.interleave
         )
         window = self.config.linear_attention.conv_width - 2 + self.queries
-        return make_plan(program, Geometry(self.grid, self.page_tokens, window, self.multicast))
+        geometry = Geometry(
+            self.grid,
+            self.page_tokens,
+            window,
+            self.multicast,
+            self.latents == "fp8",
+            self.states == "bfloat16",
+            self.recovers,
+        )
+        return make_plan(program, geometry)
 
     def spec(self) -> KernelSpec:
         return kernel_of(self.name, self.plan())
+
+    def caches(self, pages: int, slots: int, shard: Shard | None = None) -> Caches:
+        """Empty caches of one rank."""
+        return allocate_caches(
+            self.config,
+            pages,
+            slots,
+            self.page_tokens,
+            drafts=self.queries - 1,
+            shard=shard,
+            latent_dtype=self.latents,
+            recovers=self.recovers,
+            state_dtype=self.states,
+        )
 
 
 def micro_k3() -> ModelConfig:
@@ -133,6 +161,17 @@ def small() -> tuple[Case, ...]:
     return (
         Case("micro_k3_3x2", micro_k3(), 3, 2, grid=5, taps=Taps((1,), "attn_res_stream")),
         Case("micro_linear_3x1", micro_linear(), 3, 1, grid=7, taps=Taps((0,))),
+    )
+
+
+def variants() -> tuple[Case, ...]:
+    """Other ways to keep what lies in the caches: FP8 latents, states that are recovered from records, BF16 states.
+    First one CTA for each head and context, then several."""
+    k3, linear = micro_k3(), micro_linear()
+    return (
+        Case("micro_k3_3x2_fp8_recovering", k3, 3, 2, grid=5, latents="fp8", recovers=True),
+        Case("micro_linear_2x4_fp8_recovering_bf16", linear, 2, 4, latents="fp8", recovers=True, states="bfloat16"),
+        Case("micro_linear_3x1_fp8_bf16", linear, 3, 1, grid=7, latents="fp8", states="bfloat16"),
     )
 
 

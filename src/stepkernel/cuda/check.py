@@ -25,9 +25,9 @@ from stepkernel.program.inputs import Caches, StepInputs
 from stepkernel.program.program import BLOCKS, reads
 from stepkernel.program.stages import Argmax, Stage
 from stepkernel.reference.executor import ReferenceExecutor
-from stepkernel.runtime.caches import allocate_caches, copy_caches
+from stepkernel.runtime.caches import copy_caches
 from stepkernel.runtime.diff import StageDiff, diff, poison_caches
-from stepkernel.runtime.scenario import PAGE_TOKENS, Scenario, make_scenario
+from stepkernel.runtime.scenario import Scenario, make_scenario
 
 # A sum in another order may fall on the other side of a BF16 rounding and move by 2^-8; as it may be the largest value
 # of a row, one row may move by nearly that. The limit of the CPU kernels, which differ from the reference the same way.
@@ -39,10 +39,14 @@ MOVED_LIMIT = 0.002
 # lies that close to a boundary, 6.8 of 1728 (5 were seen), and 1 % is four standard deviations more.
 ATTEND_MOVED_LIMIT = 0.01
 
+# A state that recorded tokens were folded into: up to 8 tokens of two float32 operations each; BF16 values of which a
+# few in 16384 fall on the other side of a rounding (2^-8 of a value).
+FOLDED_LIMITS = {"float32": 2e-6, "bfloat16": 1e-4}
+
 
 @dataclass(frozen=True)
 class StepDiff:
-    """Largest relative L2 differences over live rows or slots, by area: logits, latent, conv, recurrent.
+    """Largest relative L2 differences over live rows or slots, by area: logits, latent, conv, recurrent, records.
 
     found     of the kernel from the reference with BF16 rounding
     rounding  of the reference without rounding from the one with it: what all roundings of the step make together. The
@@ -103,22 +107,42 @@ def _make_special(logits: NDArray[np.float64], first: int, rng: np.random.Genera
 class Emulated:
     """A case with weights and a context of its own, ready to run PTX against the reference.
 
-    contexts: tokens that each live request holds; the case's other requests are padding.
+    contexts: tokens that each live request holds; the case's other requests are padding. scales: of FP8 latents and
+    queries.
     """
 
-    def __init__(self, case: Case, weights: Weights, contexts: tuple[int, ...], seed: int = 0) -> None:
+    def __init__(
+        self,
+        case: Case,
+        weights: Weights,
+        contexts: tuple[int, ...],
+        seed: int = 0,
+        scales: tuple[float, float] = (1.0, 1.0),
+    ) -> None:
         self.case, self.weights = case, weights
         self.plan = case.plan()
         self.instructions = 0  # of the last comparison of stages
         self.weight_sectors = 0  # that it read, if counted
         self.fetched_sectors = 0  # that it brought to L2 ahead, if counted
         padding = case.requests - len(contexts)
-        self.scenario: Scenario = make_scenario(
-            case.config, weights, contexts, queries=case.queries, padding=padding, seed=seed
+        made = make_scenario(
+            case.config, weights, contexts, queries=case.queries, padding=padding, seed=seed, latents=case.latents
         )
+        self._scales = scales
+        caches = self._empty(made.caches)
+        for name in ("latent", "conv", "recurrent"):
+            for target, source in zip(getattr(caches, name), getattr(made.caches, name), strict=True):
+                target[...] = source.astype(target.dtype)
+        self.scenario: Scenario = replace(made, caches=caches)
+        _fill_records(caches, np.random.default_rng(seed))
 
     def inputs(self) -> StepInputs:
-        return self.scenario.inputs()
+        """Where states are recovered, one recorded token of the first request is accepted, two of the next, and so on."""
+        inputs = self.scenario.inputs()
+        if not self.case.recovers:
+            return inputs
+        accepted = (np.arange(inputs.requests, dtype=np.int32) + 1) % (inputs.queries + 1)
+        return replace(inputs, state_slots=inputs.state_slots[:, :1], accepted=accepted, recovers=True)
 
     def later(self, seed: int) -> StepInputs:
         """The step after one of which several tokens were accepted: each request continues from any of its slots. All
@@ -204,10 +228,15 @@ class Emulated:
         rounding = {"logits": _distance(outputs[0][live], outputs[2][live])}
         stray = 0
         states = inputs.state_slots
+        if inputs.recovers:
+            # Earlier tokens alone make it, from values that are the same in all three.
+            rounding["recurrent"] = FOLDED_LIMITS[self.case.states] / 2
+        every = (reference.caches, gpu.caches, exact, before)
         for area, places, arrays in (
-            ("latent", inputs.slot_mapping, [c.latent for c in (reference.caches, gpu.caches, exact, before)]),
-            ("conv", states[:, 0], [c.conv for c in (reference.caches, gpu.caches, exact, before)]),
-            ("recurrent", states.ravel(), [c.recurrent for c in (reference.caches, gpu.caches, exact, before)]),
+            ("latent", inputs.slot_mapping, [c.latent for c in every]),
+            ("conv", states[:, 0], [c.conv for c in every]),
+            ("recurrent", states.ravel(), [c.recurrent for c in every]),
+            ("records", states[:, 0], [[r[:, :, :, k] for r in c.records for k in range(3)] for c in every]),
         ):
             written = np.unique(places[places >= 0] if area == "latent" else places[places > 0])
             layers = [[_by_place(area, array) for array in of_kind] for of_kind in arrays]
@@ -215,14 +244,17 @@ class Emulated:
                 found[area] = max(found.get(area, 0.0), _distance(expected[written], got[written]))
                 rounding[area] = max(rounding.get(area, 0.0), _distance(expected[written], plain[written]))
                 rest = np.setdiff1d(np.arange(len(got)), written)
-                stray += int(np.count_nonzero(got[rest].view(np.uint8) != old[rest].view(np.uint8)))
+                stray += int(np.count_nonzero(_bytes(got[rest]) != _bytes(old[rest])))
         return found, rounding, stray
 
     def caches(self) -> Caches:
         """Empty caches of the case."""
-        held = self.scenario.caches
-        drafts = self.case.queries - 1
-        return allocate_caches(self.case.config, held.pages, held.slots, PAGE_TOKENS, "bf16", drafts)
+        return self._empty(self.scenario.caches)
+
+    def _empty(self, like: Caches) -> Caches:
+        latent_scale, query_scale = self._scales
+        caches = self.case.caches(like.pages, like.slots)
+        return replace(caches, latent_scale=latent_scale, query_scale=query_scale)
 
     def executors(
         self,
@@ -267,6 +299,17 @@ def exceeding(found: list[StageDiff], limit: float = STAGE_LIMIT, moved: float =
         if d.exceeds(0.0 if d.area in ("expert_ids", "tokens") else limit) or d.moved > may_move:
             wrong.append(d)
     return wrong
+
+
+def _fill_records(caches: Caches, rng: np.random.Generator) -> None:
+    """Records of tokens as there might have been: corrections, keys of length 1, decays."""
+    for records in caches.records:
+        records[:, :, :, :2] = rng.normal(size=records[:, :, :, :2].shape, scale=records.shape[-1] ** -0.5)
+        records[:, :, :, 2] = rng.uniform(0.2, 1.0, records[:, :, :, 2].shape)
+
+
+def _bytes(values: NDArray[Any]) -> NDArray[np.uint8]:
+    return np.ascontiguousarray(values).view(np.uint8)
 
 
 def _by_place(area: str, array: NDArray[Any]) -> NDArray[Any]:

@@ -17,7 +17,7 @@ from stepkernel.program.context import ContextShard, context_shard
 from stepkernel.program.inputs import Caches, StepInputs, StepOutputs
 from stepkernel.program.program import Program
 from stepkernel.reference.executor import ReferenceExecutor, allocate_buffers
-from stepkernel.runtime.caches import allocate_caches, copy_caches
+from stepkernel.runtime.caches import copy_caches
 from stepkernel.runtime.scenario import PAGE_TOKENS
 
 WeightsOf = Callable[[Shard], Weights]
@@ -108,10 +108,9 @@ class Ranks:
         return [self._context(rank) for rank in range(self.case.ranks)]
 
     def _empty(self, rank: int) -> Caches:
-        whole, drafts = self.caches, self.case.queries - 1
-        return allocate_caches(
-            self.case.config, whole.pages, whole.slots, PAGE_TOKENS, "bf16", drafts, shard=self._shard(rank)
-        )
+        whole = self.caches
+        own = self.case.caches(whole.pages, whole.slots, self._shard(rank))
+        return replace(own, latent_scale=whole.latent_scale, query_scale=whole.query_scale)
 
 
 def whole(case: Case) -> Case:

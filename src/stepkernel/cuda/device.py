@@ -64,6 +64,11 @@ def fetch_bytes(address: Any, size: Any) -> None:
     ptx("cp.async.bulk.prefetch.L2.global [<<$r0>>], <<$r1>>;", [], address, size)
 
 
+def load_two_words(address: Any) -> list[Any]:
+    """8 bytes that other CTAs may have written, as two Int32."""
+    return list(ptx(f"ld.global.v2.b32 {_group('w', 0, 2)}, [<<$r0>>];", [Int32] * 2, address))
+
+
 def load_float(address: Any) -> Any:
     return ptx("ld.global.f32 <<$w0>>, [<<$r0>>];", [Float32], address)
 
@@ -170,6 +175,11 @@ def load_shared_floats(address: Any) -> list[Any]:
     return list(ptx(f"ld.shared.v4.f32 {_group('w', 0, 4)}, [<<$r0>>];", [Float32] * 4, address))
 
 
+def load_shared_words(address: Any) -> list[Any]:
+    """16 aligned bytes as four Int32."""
+    return list(ptx(f"ld.shared.v4.b32 {_group('w', 0, 4)}, [<<$r0>>];", [Int32] * 4, address))
+
+
 def load_shared_byte(address: Any) -> Any:
     """8 bits as Int32."""
     code = "{ .reg .b16 h; ld.shared.b8 h, [<<$r0>>]; cvt.u32.u16 <<$w0>>, h; }"
@@ -202,6 +212,42 @@ def pair(low: Any, high: Any) -> Any:
 def rounded(value: Any) -> Any:
     """A Float32 rounded to the BF16 grid."""
     return floats(pair(value, Float32(0.0)))[0]
+
+
+def half_floats(word: Any) -> tuple[Any, Any]:
+    """The two F16 values of a word as Float32, low half first."""
+    code = "{ .reg .b16 l, h; mov.b32 {l, h}, <<$r0>>; cvt.f32.f16 <<$w0>>, l; cvt.f32.f16 <<$w1>>, h; }"
+    low, high = ptx(code, [Float32, Float32], word)
+    return low, high
+
+
+def half_pair(low: Any, high: Any) -> Any:
+    """Two Float32 values rounded to F16 in one word."""
+    return ptx("cvt.rn.f16x2.f32 <<$w0>>, <<$r1>>, <<$r0>>;", [Int32], low, high)
+
+
+def narrowed(values: list[Any]) -> Any:
+    """Four Float32 values as E4M3 (nearest, ties to even, infinities and too large ones become 448) in one word."""
+    code = (
+        "{ .reg .b16 l, h; cvt.rn.satfinite.e4m3x2.f32 l, <<$r1>>, <<$r0>>; "
+        "cvt.rn.satfinite.e4m3x2.f32 h, <<$r3>>, <<$r2>>; mov.b32 <<$w0>>, {l, h}; }"
+    )
+    return ptx(code, [Int32], *values)
+
+
+def widened(word: Any) -> tuple[Any, Any]:
+    """The four E4M3 values of a word as two words of F16, which holds them exactly."""
+    code = (
+        "{ .reg .b16 l, h; mov.b32 {l, h}, <<$r0>>; "
+        "cvt.rn.f16x2.e4m3x2 <<$w0>>, l; cvt.rn.f16x2.e4m3x2 <<$w1>>, h; }"
+    )
+    low, high = ptx(code, [Int32, Int32], word)
+    return low, high
+
+
+def fused(a: Any, b: Any, c: Any) -> Any:
+    """a * b + c, rounded once."""
+    return ptx("fma.rn.f32 <<$w0>>, <<$r0>>, <<$r1>>, <<$r2>>;", [Float32], a, b, c)
 
 
 def bits(value: Any) -> Any:
@@ -259,14 +305,14 @@ def warp_sum(value: Any) -> Any:
     return value
 
 
-def matrix_multiply(a: list[Any], b: list[Any], c: list[Any]) -> list[Any]:
-    """mma.m16n8k16 of BF16 fragments (4 and 2 words) onto four Float32.
+def matrix_multiply(a: list[Any], b: list[Any], c: list[Any], kind: str = "bf16") -> list[Any]:
+    """mma.m16n8k16 of BF16 or F16 fragments (4 and 2 words) onto four Float32.
 
     With g = lane / 4 and t = lane % 4, a holds rows g, g + 8, g, g + 8 at columns 2t, 2t + 1 (the last two words: 8
     further), b column g at the same k, and c rows g (twice) and g + 8 at columns 2t, 2t + 1.
     """
     groups = [_group("r", start, size) for start, size in ((0, 4), (4, 2), (6, 4))]
-    code = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 " + ", ".join([_group("w", 0, 4), *groups]) + ";"
+    code = f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 " + ", ".join([_group("w", 0, 4), *groups]) + ";"
     return list(ptx(code, [Float32] * 4, *a, *b, *c))
 
 

@@ -15,6 +15,7 @@ Place = Literal[
     "latent",
     "conv",
     "state",
+    "records",
     "slots",
     "scratch",
 ]
@@ -69,10 +70,14 @@ class Record:
 
 @dataclass(frozen=True)
 class Geometry:
-    """What the kernel is made for: CTAs, rows of a page and of a convolution window of the caches; with `multicast`,
-    exchanges between ranks by NVLink multicast where all get the same."""
+    """What the kernel is made for: CTAs, and the caches: rows of a page and of a convolution window, FP8 latent rows,
+    recurrent states in BF16, states that are recovered from records (spec 5.6). With `multicast`, exchanges between
+    ranks by NVLink multicast where all get the same."""
 
     grid: int
     page_tokens: int
     window: int
     multicast: bool = False
+    fp8_latents: bool = False
+    bf16_states: bool = False
+    recovers: bool = False

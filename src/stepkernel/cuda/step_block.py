@@ -17,6 +17,10 @@ STEP_WORDS = (
     "slot_bytes",  # of a slot of a mailbox
     "exchange",  # exchanges before this launch, less the number of its first one in the program
     "facts",  # 31 bits that stand for the step, not 0
+    "query_factor",  # FP8 latents, float32 bits each: queries are multiplied by this before they are rounded,
+    "latent_factor",  # latents by this,
+    "score_factor",  # scores by this,
+    "latent_scale",  # and what attention mixes by this
 )
 # At the end of a record with weights: where they lie, for those who fetch them ahead (`records.Ahead`), 8 bytes each.
 AHEAD_WORDS = ("weight", "stride", "block", "first", "limit", "piece", "run", "across", "width", "bytes")

@@ -6,6 +6,7 @@ import cutlass
 from cutlass import Int32, Int64, Uint64, cute
 
 from stepkernel.cuda.device import (
+    load_float,
     load_long,
     load_shared_int,
     poll_word,
@@ -25,6 +26,10 @@ def words(record: Any, dims: Any, *names: str) -> list[Any]:
 
 def step_words(step: Any, *names: str) -> list[Any]:
     return [load_long(step + 8 * STEP_WORDS.index(name)) for name in names]
+
+
+def step_float(step: Any, name: str) -> Any:
+    return load_float(step + 8 * STEP_WORDS.index(name))
 
 
 @cute.jit

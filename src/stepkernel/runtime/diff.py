@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from stepkernel.program.executor import Executor
 from stepkernel.program.inputs import Caches, StepInputs
 from stepkernel.program.program import BLOCKS, CACHE, CONV, RECURRENT, Program, writes
+from stepkernel.program.stages import KdaCore, Stage
 from stepkernel.runtime.caches import copy_caches
 
+RECORDS = "records"  # of tokens, from which recurrent states are recovered (spec 5.6)
 # Of the root mean square of a row: a float32 sum of n random terms is off by about sqrt(n) 2^-24 of it; a BF16 step of
 # a typical value is 2^-8.
 MOVED = 2.0**-14
@@ -80,13 +82,13 @@ def diff(
             continue
         if change is not None:
             change(index)
-        areas = sorted(writes(stage))
+        areas = sorted(_areas(stage, inputs))
         before = {area: _whole(a, area).copy() for area in areas}
         a.run_stage(index, inputs)
         b.run_stage(index, inputs)
         for area in areas:
             values = (_whole(a, area), _whole(b, area), before[area])
-            found.append(_compare(index, stage.name, area, *values, _written(area, inputs, live)))
+            found.append(_compare(index, stage.name, area, *values, _written(area, inputs, live, a.caches)))
             if _is_state(area):
                 np.copyto(values[1], values[0])
             else:
@@ -99,7 +101,7 @@ def diff(
 def _follow(a: Executor, b: Executor, index: int, inputs: StepInputs, live: NDArray[np.bool_]) -> None:
     """Runs a stage that is not compared, and gives `b` what it wrote."""
     a.run_stage(index, inputs)
-    for area in writes(a.program.stages[index]):
+    for area in _areas(a.program.stages[index], inputs):
         source, target = _whole(a, area), _whole(b, area)
         if _is_state(area):
             np.copyto(target, source)
@@ -129,6 +131,17 @@ def poison_caches(caches: Caches, inputs: StepInputs) -> None:
         unused[slots[slots > 0]] = False
         for array in arrays:
             array[unused] = np.nan
+    accepted = np.zeros((caches.slots, caches.record_rows), bool)
+    for slot, count in zip(inputs.state_slots[:, 0].tolist(), inputs.accepted.tolist(), strict=True):
+        accepted[slot, :count] = inputs.recovers and slot > 0
+    for records in caches.records:
+        records[~accepted] = np.nan
+
+
+def _areas(stage: Stage, inputs: StepInputs) -> frozenset[str]:
+    """What a stage writes; the records of its tokens belong to the states that are recovered from them."""
+    recorded = {f"{RECORDS}{stage.index}"} if isinstance(stage, KdaCore) and inputs.recovers else set()
+    return writes(stage) | recorded
 
 
 def _poison(buffer: NDArray[Any]) -> NDArray[Any] | float:
@@ -141,13 +154,16 @@ def _live_rows(inputs: StepInputs) -> NDArray[np.bool_]:
 
 
 def _is_state(area: str) -> bool:
-    return area.startswith((CACHE, CONV, RECURRENT))
+    return area.startswith((CACHE, CONV, RECURRENT, RECORDS))
 
 
 def _whole(executor: Executor, area: str) -> NDArray[Any]:
     """The array of an area: buffer or saved block [rows, width], cache rows [row, width], states [slot,
-    ...]."""
+    ...], records [slot x row x head x 3, d]."""
     caches = executor.caches
+    if area.startswith(RECORDS):
+        records = caches.records[int(area.removeprefix(RECORDS))]
+        return records.reshape(-1, records.shape[-1])
     for prefix, arrays in ((CACHE, caches.latent), (CONV, caches.conv), (RECURRENT, caches.recurrent)):
         if area.startswith(prefix):
             array: NDArray[Any] = arrays[int(area.removeprefix(prefix))]
@@ -158,8 +174,13 @@ def _whole(executor: Executor, area: str) -> NDArray[Any]:
     return executor.buffers[area]
 
 
-def _written(area: str, inputs: StepInputs, live: NDArray[np.bool_]) -> NDArray[np.intp]:
+def _written(area: str, inputs: StepInputs, live: NDArray[np.bool_], caches: Caches) -> NDArray[np.intp]:
     """Indices along the first axis that a stage must write."""
+    if area.startswith(RECORDS):
+        slots = inputs.state_slots[:, 0].astype(np.intp)
+        tokens = slots[slots > 0, None] * caches.record_rows + np.arange(inputs.queries)
+        each = caches.records[0].shape[2] * 3
+        return (tokens.reshape(-1, 1) * each + np.arange(each)).ravel()
     if area.startswith(CACHE):
         return np.array([row for row in inputs.slot_mapping if row >= 0], np.intp)
     if area.startswith(RECURRENT):

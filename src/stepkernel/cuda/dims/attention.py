@@ -8,7 +8,11 @@ from stepkernel.cuda.dims.common import WARPS, Kind, require
 
 @dataclass(frozen=True)
 class KdaDims:
-    """`parts` CTAs share the value rows of a head. `bound`: lower bound of the decay's logarithm, 0: softplus form."""
+    """`parts` CTAs share the value rows of a head. `bound`: lower bound of the decay's logarithm, 0: softplus form.
+
+    `recovers`: a request has one state, into which the accepted tokens of the last step's records are folded; this
+    step's tokens are recorded (spec 5.6).
+    """
 
     kind: ClassVar[Kind] = "kda"
     words: ClassVar[tuple[str, ...]] = (
@@ -30,6 +34,8 @@ class KdaDims:
         "slots",  # int32 table of this layer
         "partial",  # f32 [rows, heads, head_dim]
         "counters",  # u32 [requests, heads], 0 between stages
+        "records",  # f32 [slots, rows, heads, 3, head_dim]; 0: states are not recovered
+        "records_slot",  # bytes of a slot
     )
     heads: int
     requests: int
@@ -39,12 +45,20 @@ class KdaDims:
     eps: float
     head_dim: int = 128
     conv_width: int = 4
+    bf16_states: bool = False
+    recovers: bool = False
+
+    @property
+    def state_bytes(self) -> int:
+        """Of a value of a state."""
+        return 2 if self.bf16_states else 4
 
     def check(self) -> None:
         require(self.head_dim == 128, f"kda: head_dim {self.head_dim}, 128 is supported")
         require(self.conv_width == 4, f"kda: conv_width {self.conv_width}, 4 is supported")
         require(1 <= self.queries <= 8, f"kda: {self.queries} queries, 1 to 8 are supported")
         require(self.parts in (1, 2, 4, 8, 16), f"kda: {self.parts} parts, 1, 2, 4, 8 or 16 are supported")
+        require(self.parts > 1 or not self.recovers, "kda: 1 part, states are recovered by 2 or more")
 
     def shared_bytes(self) -> int:
         return 4 * self.queries * (3 * self.head_dim + self.head_dim // self.parts + 1) + 4 * self.queries * 128 + 32
@@ -52,7 +66,7 @@ class KdaDims:
 
 @dataclass(frozen=True)
 class LatentDims:
-    """`rank` 0: there is no low-rank query."""
+    """`rank` 0: there is no low-rank query. `fp8`: the cache holds E4M3."""
 
     kind: ClassVar[Kind] = "latent"
     words: ClassVar[tuple[str, ...]] = ("kv", "norm", "cache", "query", "query_norm", "query_out")
@@ -61,6 +75,7 @@ class LatentDims:
     rank: int
     rows: int
     eps: float
+    fp8: bool = False
 
     def check(self) -> None:
         require(self.lora % 8 == self.rope % 8 == self.rank % 8 == 0, "latent: widths are no multiples of 8")
@@ -74,7 +89,8 @@ class LatentDims:
 class AttendDims:
     """A CTA computes 8 * `tiles` pairs of query and head over one of `splits` parts of the context.
 
-    With several `ranks` that share out the tokens, `interleave` at a time, `out` holds what `MergeDims` says.
+    With several `ranks` that share out the tokens, `interleave` at a time, `out` holds what `MergeDims` says. `fp8`:
+    the cache holds E4M3, and queries are rounded to it.
     """
 
     kind: ClassVar[Kind] = "attend"
@@ -90,6 +106,7 @@ class AttendDims:
     page_tokens: int
     ranks: int = 1
     interleave: int = 1
+    fp8: bool = False
 
     @property
     def pairs(self) -> int:
@@ -109,4 +126,10 @@ class AttendDims:
 
     def shared_bytes(self) -> int:
         pairs = 8 * self.tiles
-        return 128 * 8 + 2 * pairs * 272 + 4 * pairs * WARPS
+        queries = pairs * self.query_stride if self.fp8 else 0
+        return 128 * 8 + 2 * pairs * 272 + 4 * pairs * WARPS + queries
+
+    @property
+    def query_stride(self) -> int:
+        """Bytes of a query in shared memory, as F16: an odd number of 64 bytes, against bank conflicts."""
+        return 64 * ((self.lora + self.rope) // 32 | 1)

@@ -10,7 +10,7 @@ from stepkernel.program.stages import Attend, KdaCore, LatentInsert
 
 def kda(b: Builder, stage: KdaCore) -> None:
     requests, heads, dim = b.program.requests, stage.heads, stage.head_dim
-    parts = 1
+    parts = 2 if b.geometry.recovers else 1  # 16 rows of a warp and what records need are too many registers
     while parts < 16 and 2 * parts * requests * heads <= b.geometry.grid:
         parts *= 2
     dims = KdaDims(
@@ -22,7 +22,10 @@ def kda(b: Builder, stage: KdaCore) -> None:
         stage.eps,
         dim,
         stage.conv_width,
+        b.geometry.bf16_states,
+        b.geometry.recovers,
     )
+    rows = b.geometry.window - stage.conv_width + 2
     words: dict[str, Word] = {name: b.buffer(getattr(stage, name)) for name in ("qkv", "gamma", "gate", "beta")}
     for name, tensor in zip(("filter_q", "filter_k", "filter_v"), stage.conv, strict=True):
         words[name] = At("vector", tensor)
@@ -34,16 +37,20 @@ def kda(b: Builder, stage: KdaCore) -> None:
         "conv": At("conv", str(stage.index)),
         "conv_slot": b.geometry.window * 3 * heads * dim * 2,
         "state": At("state", str(stage.index)),
-        "state_slot": heads * dim * dim * 4,
+        "state_slot": heads * dim * dim * dims.state_bytes,
         "slots": At("slots", "0"),
         "partial": b.need("kda", b.program.rows * heads * dim * 4),
         "counters": b.need("counters kda", requests * heads * 4),
+        "records": At("records", str(stage.index)) if dims.recovers else 0,
+        "records_slot": rows * heads * 3 * dim * 4 if dims.recovers else 0,
     }
     b.record(stage.name, dims, words)
 
 
 def latent_insert(b: Builder, stage: LatentInsert) -> None:
-    dims = LatentDims(stage.lora, stage.rope, stage.query_rank, b.program.rows, stage.eps)
+    dims = LatentDims(
+        stage.lora, stage.rope, stage.query_rank, b.program.rows, stage.eps, fp8=b.geometry.fp8_latents
+    )
     words: dict[str, Word] = {
         "kv": b.buffer(stage.kv),
         "norm": At("norm", stage.kv_norm),
@@ -71,6 +78,7 @@ def attend(b: Builder, stage: Attend) -> None:
         page_tokens=b.geometry.page_tokens,
         ranks=stage.context.size if stage.context else 1,
         interleave=stage.context.interleave if stage.context else 1,
+        fp8=b.geometry.fp8_latents,
     )
     splits = max(1, min(32, b.geometry.grid // (requests * dims.groups)))
     dims = replace(dims, splits=splits)

@@ -3,7 +3,7 @@
 A CTA takes 8 or 16 pairs of query and head of a request and one part of its context, 128 tokens at a time. Scores: a
 warp multiplies 16 cached rows by the queries, as `linear` does with a weight. Mix: a warp makes 64 latent values, the
 cached rows run along k as in `absorb`. Shares are two BF16 numbers (high and rest), so the mix has an error of 2^-17
-only. The CTA that comes last merges the parts of its pairs by their maxima and sums.
+only. The CTA that comes last merges the parts of its pairs by their maxima and sums. FP8 latents: see `cached`.
 """
 
 from typing import Any
@@ -13,17 +13,13 @@ from cutlass import Float32, Int32, Int64, cute
 
 from stepkernel.cuda.device import (
     exchange,
-    floats,
     least,
     load_int,
     load_shared,
     load_shared_int,
     load_shared_long,
-    load_words,
     matrix_multiply,
     most,
-    pair,
-    ptx,
     quotient,
     remainder,
     store_shared,
@@ -34,21 +30,21 @@ from stepkernel.cuda.dims import WARPS, AttendDims
 from stepkernel.cuda.functions import base_of, exp, larger, nothing
 from stepkernel.cuda.stages.absorb import column_fragments
 from stepkernel.cuda.stages.attend_parts import merge, write
-from stepkernel.cuda.walk import arrive_last, step_words, words
+from stepkernel.cuda.stages.cached import (
+    finite,
+    format_of,
+    load_cached,
+    load_query,
+    query_start,
+    round_queries,
+    share_pair,
+    shares_of,
+    value_bytes,
+)
+from stepkernel.cuda.walk import arrive_last, step_float, step_words, words
 
 BLOCK = 128  # tokens
 SHARE_STRIDE = 272  # bytes of the shares of a pair: 128 BF16 and padding against bank conflicts
-
-
-def finite(word: Any) -> Any:
-    """A word of two BF16 with infinities and NaN replaced by 0."""
-    code = (
-        "{ .reg .pred p, q; .reg .b32 e, r; and.b32 e, <<$r0>>, 0x7f80; setp.eq.s32 p, e, 0x7f80; "
-        "and.b32 e, <<$r0>>, 0x7f800000; setp.eq.s32 q, e, 0x7f800000; "
-        "and.b32 r, <<$r0>>, 0xffff0000; selp.b32 r, r, <<$r0>>, p; "
-        "and.b32 e, r, 0x0000ffff; selp.b32 <<$w0>>, e, r, q; }"
-    )
-    return ptx(code, [Int32], word)
 
 
 def owned(tokens: Any, rank: Any, dims: AttendDims) -> Any:
@@ -100,6 +96,8 @@ def _part(
     dims: cutlass.Constexpr[AttendDims],
 ) -> None:
     x, cache = words(record, dims, "x", "cache")
+    size = value_bytes(dims)
+    kind = format_of(dims)
     pages, page_stride = step_words(step, "page_table", "page_stride")
     tid, _, _ = cute.arch.thread_idx()
     lane = tid % 32
@@ -111,6 +109,11 @@ def _part(
     rows_at = scratch
     shares = scratch + BLOCK * 8
     maxima = shares + 2 * pairs * SHARE_STRIDE
+    queries_at = maxima + 4 * pairs * WARPS
+    scale = dims.scale
+    if cutlass.const_expr(dims.fp8):
+        scale = scale * step_float(step, "score_factor")
+        round_queries(request, group, x, step_float(step, "query_factor"), queries_at, dims)
     # Of all ranks; from here on tokens are those that lie on this one.
     written = length
     (rank,) = step_words(step, "rank") if dims.ranks > 1 else (Int64(0),)
@@ -129,10 +132,10 @@ def _part(
     common = owned(common, rank, dims)
     sources = []
     for tile in cutlass.range_constexpr(dims.tiles):
-        chosen = least(group * pairs + 8 * tile + g, Int32(dims.pairs - 1))
-        row = request * dims.queries + quotient(chosen, dims.heads)
-        at = Int64(row * dims.heads + remainder(chosen, dims.heads)) * (width * 2)
-        sources.append(x + at + Int64(t * 16))
+        if cutlass.const_expr(dims.fp8):
+            sources.append(queries_at + (8 * tile + g) * dims.query_stride + t * 16)
+        else:
+            sources.append(x + query_start(request, group, 8 * tile + g, dims) + Int64(t * 16))
     largest = [nothing()] * (2 * dims.tiles)
     sums = [Float32(0.0)] * (2 * dims.tiles)
     mixed = [Float32(0.0)] * (16 * dims.tiles)
@@ -142,26 +145,26 @@ def _part(
             token = least(start + tid, end - 1)
             page = load_int(pages + (Int64(request) * page_stride + Int64(quotient(token, dims.page_tokens))) * 4)
             at = Int64(page) * dims.page_tokens + Int64(remainder(token, dims.page_tokens))
-            store_shared_long(rows_at + tid * 8, cache + at * (width * 2))
+            store_shared_long(rows_at + tid * 8, cache + at * (width * size))
         cute.arch.sync_threads()
         # Row g of the warp's tile is token 2g, row g + 8 token 2g + 1.
         token = start + warp * 16 + 2 * g
-        upper = load_shared_long(rows_at + (warp * 16 + 2 * g) * 8) + Int64(t * 16)
-        lower = load_shared_long(rows_at + (warp * 16 + 2 * g + 1) * 8) + Int64(t * 16)
+        upper = load_shared_long(rows_at + (warp * 16 + 2 * g) * 8) + Int64(t * 8 * size)
+        lower = load_shared_long(rows_at + (warp * 16 + 2 * g + 1) * 8) + Int64(t * 8 * size)
         scores = [Float32(0.0)] * (4 * dims.tiles)
         for k in cutlass.range(width // 32, unroll=2):
-            place = Int64(k) * 64
-            a = load_words(upper + place)
-            b = load_words(lower + place)
+            place = Int64(k) * (32 * size)
+            a = load_cached(upper + place, dims)
+            b = load_cached(lower + place, dims)
             for tile in cutlass.range_constexpr(dims.tiles):
-                v = load_words(sources[tile] + place)
+                v = load_query(sources[tile] + (k * 64 if dims.fp8 else place), dims)
                 c = scores[4 * tile : 4 * tile + 4]
-                c = matrix_multiply([a[0], b[0], a[1], b[1]], [v[0], v[1]], c)
-                scores[4 * tile : 4 * tile + 4] = matrix_multiply([a[2], b[2], a[3], b[3]], [v[2], v[3]], c)
+                c = matrix_multiply([a[0], b[0], a[1], b[1]], [v[0], v[1]], c, kind)
+                scores[4 * tile : 4 * tile + 4] = matrix_multiply([a[2], b[2], a[3], b[3]], [v[2], v[3]], c, kind)
         for tile in cutlass.range_constexpr(dims.tiles):
             for n in cutlass.range_constexpr(2):
                 for m in cutlass.range_constexpr(2):
-                    score = scores[4 * tile + 2 * m + n] * dims.scale
+                    score = scores[4 * tile + 2 * m + n] * scale
                     if token + m >= limits[2 * tile + n]:
                         score = nothing()
                     scores[4 * tile + 2 * m + n] = score
@@ -185,11 +188,11 @@ def _part(
                 near = exp(scores[4 * tile + n] - base)
                 far = exp(scores[4 * tile + 2 + n] - base)
                 sums[index] = sums[index] * kept[index] + near + far
-                word = pair(near, far)
-                high_near, high_far = floats(word)
+                word = share_pair(near, far, dims)
+                high_near, high_far = shares_of(word, dims)
                 place = shares + column * SHARE_STRIDE + (warp * 16 + 2 * g) * 2
                 store_shared_int(place, word)
-                store_shared_int(place + pairs * SHARE_STRIDE, pair(near - high_near, far - high_far))
+                store_shared_int(place + pairs * SHARE_STRIDE, share_pair(near - high_near, far - high_far, dims))
         cute.arch.sync_threads()
         if warp * 64 < dims.lora:
             for tile in cutlass.range_constexpr(dims.tiles):
@@ -202,12 +205,12 @@ def _part(
                 rows = []
                 for n in (0, 1, 8, 9):
                     at = load_shared_long(rows_at + (16 * k + 2 * t + n) * 8)
-                    rows.append(load_words(at + Int64(warp * 128 + g * 16)))
+                    rows.append(load_cached(at + Int64((warp * 64 + g * 8) * size), dims))
                 # A share of 0 does not hide a NaN that a later query has written; that query's own share is NaN.
                 if tail == 1:
                     for n in cutlass.range_constexpr(4):
                         for word in cutlass.range_constexpr(4):
-                            rows[n][word] = finite(rows[n][word])
+                            rows[n][word] = finite(rows[n][word], dims)
                 for tile in cutlass.range_constexpr(dims.tiles):
                     place = shares + (8 * tile + g) * SHARE_STRIDE + (16 * k + 2 * t) * 2
                     rest = place + pairs * SHARE_STRIDE
@@ -216,8 +219,8 @@ def _part(
                     for j in cutlass.range_constexpr(4):
                         first = 16 * tile + 4 * j
                         a = column_fragments(rows, j)
-                        c = matrix_multiply(a, high, mixed[first : first + 4])
-                        mixed[first : first + 4] = matrix_multiply(a, low, c)
+                        c = matrix_multiply(a, high, mixed[first : first + 4], kind)
+                        mixed[first : first + 4] = matrix_multiply(a, low, c, kind)
         cute.arch.sync_threads()
     # The sum of a pair: over the tokens of the lanes, then of the warps.
     for index in cutlass.range_constexpr(2 * dims.tiles):
@@ -233,5 +236,9 @@ def _part(
         for k in cutlass.range_constexpr(WARPS):
             total = total + load_shared(maxima + (k * pairs + 8 * (index // 2) + 2 * t + index % 2) * 4)
         totals.append(total)
+    if cutlass.const_expr(dims.fp8):
+        enlarge = step_float(step, "latent_scale")
+        for j in cutlass.range_constexpr(16 * dims.tiles):
+            mixed[j] = mixed[j] * enlarge
     write(piece, request, group, largest, totals, mixed, record, dims)
     cute.arch.sync_threads()

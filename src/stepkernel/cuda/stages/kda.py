@@ -3,6 +3,7 @@
 A head of a request is shared by `parts` CTAs, each with some value rows of the state; a warp keeps whole rows in
 registers, four key columns per lane, so the state is read and written once in 16-byte accesses. The CTA that comes last
 has the outputs of all rows: it makes the gated norm, and moves the convolution window, which nobody needs any more.
+How states are kept: see `states`.
 """
 
 from typing import Any
@@ -18,11 +19,11 @@ from stepkernel.cuda.device import (
     load_int,
     load_shared,
     load_shared_floats,
+    most,
     pair,
     quotient,
     remainder,
     store_float,
-    store_floats,
     store_half,
     store_shared,
     store_words,
@@ -30,16 +31,25 @@ from stepkernel.cuda.device import (
 )
 from stepkernel.cuda.dims import THREADS, WARPS, KdaDims
 from stepkernel.cuda.functions import exp, inverse_root, sigmoid, silu, softplus
+from stepkernel.cuda.stages.states import (
+    D,
+    fold,
+    kept,
+    load_state,
+    record_keys,
+    recorded,
+    store_state,
+    updated,
+)
 from stepkernel.cuda.walk import arrive_last, step_words, words
 
-D = 128  # width of a head
 UNIT_EPS = 1e-6  # spec 2.5.3
 
 
 @cute.jit
 def kda(cta: Int32, ctas: Int32, record: Int64, step: Int64, scratch: Int32, dims: cutlass.Constexpr[KdaDims]) -> None:
     """qkv bf16 [rows, 3, heads, 128]; gamma, gate, out bf16 [rows, heads, 128]; beta bf16 [rows, heads]; conv bf16
-    [slots, window, 3, heads, 128]; state f32 [slots, heads, 128, 128]. A request without a slot gives zeros.
+    [slots, window, 3, heads, 128]; state f32 or bf16 [slots, heads, 128, 128]. A request without a slot gives zeros.
 
     Shared memory: for every query q, k and decay (128 floats each), the values of this part, beta, outputs.
     """
@@ -53,10 +63,15 @@ def kda(cta: Int32, ctas: Int32, record: Int64, step: Int64, scratch: Int32, dim
         slots = table + Int64(request) * stride * 4
         first = load_int(accepted + Int64(request) * 4) - 1
         window = load_int(slots)
-        source = load_int(slots + Int64(first) * 4)
+        count = first + 1
+        if cutlass.const_expr(dims.recovers):
+            first = most(first, Int32(0))
+            source = window
+        else:
+            source = load_int(slots + Int64(first) * 4)
         if window > 0 and source > 0:
             _prepare(request, head, part, window, first, record, scratch, dims)
-            _recur(request, head, part, source, slots, stride, record, scratch, dims)
+            _recur(request, head, part, source, count, slots, stride, record, scratch, dims)
             last = Int32(1)
             if cutlass.const_expr(dims.parts > 1):
                 (counters,) = words(record, dims, "counters")
@@ -65,6 +80,9 @@ def kda(cta: Int32, ctas: Int32, record: Int64, step: Int64, scratch: Int32, dim
             if last == 1:
                 _finish(request, head, record, scratch, dims)
                 _move_window(request, head, window, first, stride, record, dims)
+                if cutlass.const_expr(dims.recovers):
+                    _, keys, _, _, _, _ = layout(scratch, dims)
+                    record_keys(window, head, keys, record, dims)
         elif part == 0:
             _zeros(request, head, record, dims)
         cute.arch.sync_threads()
@@ -164,13 +182,15 @@ def _recur(
     head: Int32,
     part: Int32,
     source: Int32,
+    count: Int32,
     slots: Int64,
     stride: Int64,
     record: Int64,
     scratch: Int32,
     dims: cutlass.Constexpr[KdaDims],
 ) -> None:
-    """Decay, correction, update and output of this part's value rows, query by query (spec 2.5.6)."""
+    """Decay, correction, update and output of this part's value rows, query by query (spec 2.5.6); `count` recorded
+    tokens come first where states are recovered."""
     state, slot_bytes = words(record, dims, "state", "state_slot")
     (partial,) = words(record, dims, "partial") if dims.parts > 1 else (Int64(0),)
     tid, _, _ = cute.arch.thread_idx()
@@ -180,10 +200,16 @@ def _recur(
     values = D // dims.parts
     held = values // WARPS
     # Row number i of this warp is value row part * values + warp + 8 i.
-    mine = state + (Int64(head) * D + Int64(part * values + warp)) * (D * 4) + Int64(lane * 16)
+    size = dims.state_bytes
+    mine = state + (Int64(head) * D + Int64(part * values + warp)) * (D * size) + Int64(lane * 4 * size)
     s = []
     for i in cutlass.range_constexpr(held):
-        s.append(load_floats(mine + Int64(source) * slot_bytes + i * (WARPS * D * 4)))
+        s.append(load_state(mine + Int64(source) * slot_bytes + i * (WARPS * D * size), dims))
+    corrections = Int64(0)
+    if cutlass.const_expr(dims.recovers):
+        corrections = recorded(source, head, record, dims) + Int64(part * values + warp) * 4
+        s = fold(s, mine + Int64(source) * slot_bytes, count, corrections, recorded(source, head, record, dims), dims)
+        cute.arch.sync_threads()
     for query in cutlass.range_constexpr(dims.queries):
         at = query * (D * 4) + lane * 16
         decay = load_shared_floats(decay_at + at)
@@ -197,22 +223,28 @@ def _recur(
             known = warp_sum(s[i][0] * k[0] + s[i][1] * k[1] + s[i][2] * k[2] + s[i][3] * k[3])
             correction = beta * (load_shared(v_at + (query * values + row) * 4) - known)
             for n in cutlass.range_constexpr(4):
-                s[i][n] = s[i][n] + correction * k[n]
+                s[i][n] = updated(s[i][n], correction, k[n], dims)
             o = warp_sum(s[i][0] * q[0] + s[i][1] * q[1] + s[i][2] * q[2] + s[i][3] * q[3])
             if lane == 0:
+                if cutlass.const_expr(dims.recovers):
+                    store_float(corrections + (query * (dims.heads * 3 * D) + WARPS * i) * 4, correction)
                 if cutlass.const_expr(dims.parts > 1):
                     index = ((request * dims.queries + query) * dims.heads + head) * D + part * values + row
                     store_float(partial + Int64(index) * 4, o)
                 else:
                     store_shared(o_at + (query * D + row) * 4, [o])
-        if stride > 1:
-            target = load_int(slots + query * 4)
-            if target > 0:
-                for i in cutlass.range_constexpr(held):
-                    store_floats(mine + Int64(target) * slot_bytes + i * (WARPS * D * 4), s[i])
-    if stride == 1:
         for i in cutlass.range_constexpr(held):
-            store_floats(mine + Int64(source) * slot_bytes + i * (WARPS * D * 4), s[i])
+            s[i] = kept(s[i], dims)
+        if cutlass.const_expr(not dims.recovers):
+            if stride > 1:
+                target = load_int(slots + query * 4)
+                if target > 0:
+                    for i in cutlass.range_constexpr(held):
+                        store_state(mine + Int64(target) * slot_bytes + i * (WARPS * D * size), s[i], dims)
+    if cutlass.const_expr(not dims.recovers):
+        if stride == 1:
+            for i in cutlass.range_constexpr(held):
+                store_state(mine + Int64(source) * slot_bytes + i * (WARPS * D * size), s[i], dims)
 
 
 @cute.jit
@@ -251,7 +283,7 @@ def _move_window(
     dims: cutlass.Constexpr[KdaDims],
 ) -> None:
     """The rows from which the next step's history can begin: after each number of accepted rows where the request has
-    a state for each, otherwise only after the last row (spec 5.5). A thread moves channels of its own."""
+    a state for each or recovers it, otherwise only after the last row (spec 5.5). A thread moves channels of its own."""
     qkv, conv, slot_bytes = words(record, dims, "qkv", "conv", "conv_slot")
     tid, _, _ = cute.arch.thread_idx()
     width = 3 * dims.heads * D
@@ -261,7 +293,10 @@ def _move_window(
         taps = [load_half(rows + Int64(first + j) * (width * 2)) for j in range(3)]
         for query in cutlass.range_constexpr(dims.queries):
             taps.append(load_half(qkv + Int64(request * dims.queries + query) * (width * 2) + column))
-        if stride > 1:
+        if cutlass.const_expr(dims.recovers):
+            for j in cutlass.range_constexpr(dims.queries + 2):
+                store_half(rows + j * (width * 2), taps[j + 1])
+        elif stride > 1:
             for j in cutlass.range_constexpr(dims.queries + 2):
                 store_half(rows + j * (width * 2), taps[j + 1])
         else:
