@@ -7,7 +7,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from stepkernel.cuda.cases import micro_k3, published, small, stages, wide
+from stepkernel.cuda.cases import micro_k3, published, small, stages, variants, wide
+from stepkernel.cuda.check import Emulated
 from stepkernel.cuda.dims import (
     HEADER_BYTES,
     RECORD_BYTES,
@@ -109,6 +110,7 @@ def test_the_tiles_of_kimi_k3_over_16_ranks_are_those_that_are_executed() -> Non
         (LinearDims(64, 1, 4, True), "64 inputs for 4 warps"),
         (KdaDims(1, 1, 9, 1, 0.0, 1e-5), "9 queries"),
         (KdaDims(1, 1, 1, 1, 0.0, 1e-5, head_dim=64), "head_dim 64"),
+        (KdaDims(1, 1, 1, 1, 0.0, 1e-5, recovers=True), "recovered by 2 or more"),
         (AttendDims(1, 576, 64, 1.0, 1, 1, 1, 1, 16), "576 latent values"),
         (ExpertsDims(True, True, 16, 48, 2, 1, 1, 8), "48 inputs"),
         (ArgmaxDims(100, 1, 3), "100 logits in 3 parts"),
@@ -133,13 +135,20 @@ def test_programs_and_caches_that_do_not_fit_are_refused() -> None:
         CudaExecutor(plan, weights, wide, device)
     with pytest.raises(ValueError, match="bfloat16 with 5 rows, planned for bfloat16 with 3"):
         CudaExecutor(plan, weights, allocate_caches(config, 4, 3, 16, drafts=2), device)
-    with pytest.raises(ValueError, match="supported are per-position states"):
+    with pytest.raises(ValueError, match="records of 1 tokens, the kernel was planned for 0"):
         CudaExecutor(plan, weights, allocate_caches(config, 4, 3, 16, recovers=True), device)
-    with pytest.raises(ValueError, match="recurrent state 0: dtype bfloat16, supported is float32"):
+    with pytest.raises(ValueError, match="recurrent state 0: dtype bfloat16, the kernel was planned for float32"):
         CudaExecutor(plan, weights, allocate_caches(config, 4, 3, 16, state_dtype="bfloat16"), device)
     with pytest.raises(ValueError, match="pages of 32 tokens, planned for 16"):
         CudaExecutor(plan, weights, allocate_caches(config, 4, 3, 32), device)
     assert good.latent[0].dtype == ml_dtypes.bfloat16
+    recovering = variants()[0]
+    model = Emulated(recovering, RandomWeights(recovering.config), (3,))
+    with pytest.raises(ValueError, match="latent cache 0: dtype bfloat16, the kernel was planned for float8_e4m3fn"):
+        CudaExecutor(recovering.plan(), weights, good, device)
+    executor = CudaExecutor(recovering.plan(), weights, recovering.caches(4, 7), device)
+    with pytest.raises(ValueError, match="step with a state for each token, the kernel was planned for states recov"):
+        executor.set_inputs(replace(model.scenario.inputs(), recovers=False))
 
 
 def test_ranks_that_do_not_fit_are_refused() -> None:

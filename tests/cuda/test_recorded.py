@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from stepkernel.cuda.cases import many, small, stages, tiny, wide, wide_stages
+from stepkernel.cuda.cases import many, small, stages, tiny, variants, wide, wide_stages
 from stepkernel.cuda.group_cases import exchanges, ranks
 from stepkernel.cuda.manifest import find, recorded
 from stepkernel.cuda.spec import KernelSpec, source_hash
@@ -15,7 +15,7 @@ from support.cuda import ARCHES, PTX, stage_case, text
 def test_recorded_ptx_is_that_of_these_sources() -> None:
     manifest = json.loads((PTX / "manifest.json").read_text())
     assert manifest["source_hash"] == source_hash(), "run make kernels"
-    cases = (*stages(), *small(), *tiny(), *many(), *wide_stages(), wide(), *exchanges(), *ranks())
+    cases = (*stages(), *small(), *variants(), *tiny(), *many(), *wide_stages(), wide(), *exchanges(), *ranks())
     assert {(row["name"], row["arch"]) for row in manifest["kernels"]} == {(c.name, a) for c in cases for a in ARCHES}
     assert {row["file"] for row in manifest["kernels"]} == {path.name for path in PTX.glob("*.gz")}
     assert all(row["spill_bytes"] == 0 and row["registers"] <= 232 for row in manifest["kernels"])

@@ -27,6 +27,7 @@ QUICK = (
     "k3_moe_select",
     "k3_moe_combine",
     "linear_argmax",
+    "fp8_mla_insert",
 )
 
 

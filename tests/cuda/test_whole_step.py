@@ -8,13 +8,14 @@ import pytest
 
 from ptxcheck import LaunchError
 from stepkernel.cuda.bound_step import StepFailed
-from stepkernel.cuda.cases import Case, StageCase, many, small, stages, tiny, wide, wide_stages
-from stepkernel.cuda.check import Spread, exceeding
+from stepkernel.cuda.cases import Case, StageCase, many, small, stages, tiny, variants, wide, wide_stages
+from stepkernel.cuda.check import Emulated, Spread, exceeding
 from stepkernel.cuda.emulate import EmulatedDevice
 from stepkernel.cuda.executor import CudaExecutor
 from stepkernel.cuda.mutation import without_a_cta
 from stepkernel.runtime.scenario import PAGE_TOKENS, without_state_table
-from support.cuda import ARCHES, case_of, emulated, text
+from support.cuda import ARCHES, case_of, emulated, stage_case, text
+from support.random_weights import RandomWeights
 
 pytestmark = pytest.mark.skipif(os.environ.get("PTXCHECK_COMPILE") != "1", reason="run by test_compiled.py")
 
@@ -28,12 +29,60 @@ def test_stage_kernels(case: StageCase, arch: str) -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHES)
-@pytest.mark.parametrize("case", [*small(), *tiny(), *many(), wide()], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*small(), *variants(), *tiny(), *many(), wide()], ids=lambda case: case.name)
 def test_whole_step(case: Case, arch: str) -> None:
     """One request less than the step has: the last one is padding. A fixed order, then a random one."""
     for seed in (None, 7):
         found = emulated(case).step(text(case, arch), seed)
         assert not found.wrong, found
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("case", variants(), ids=lambda case: case.name)
+@pytest.mark.parametrize(("scales", "contexts"), [((0.03, 0.02), (130, 17)), ((3.0, 7.0), (300, 5))])
+def test_fp8_latents_with_scales(case: Case, arch: str, scales: tuple[float, float], contexts: tuple[int, ...]) -> None:
+    """Saturated values and small ones that become zero; contexts of several blocks."""
+    model = Emulated(case, RandomWeights(case.config, seed=3), contexts, seed=1, scales=scales)
+    assert not model.step(text(case, arch), 7).wrong
+    assert not exceeding(model.stages(text(case, arch), inputs=model.later(1), spread=Spread(1, 3.0)))
+
+
+@pytest.mark.parametrize("case", [case for case in variants() if case.recovers], ids=lambda case: case.name)
+def test_any_number_of_recorded_tokens_is_folded_in(case: Case) -> None:
+    model = emulated(case)
+    cores = {k for k, stage in enumerate(model.plan.program.stages) if stage.name.endswith(".core")}
+    for accepted in range(case.queries + 1):
+        inputs = replace(model.inputs(), accepted=np.full(case.requests, accepted, np.int32))
+        assert not exceeding(model.stages(text(case), only=cores, inputs=inputs)), accepted
+
+
+def test_recovered_states_are_those_kept_for_each_token() -> None:
+    """To the bit: what a step records and the next one folds in makes the state that the plain kernel stores."""
+    plain, recovering = stage_case("k3_kda_core"), stage_case("recovering_kda_core")
+    model = emulated(plain.case, (5, 9, 3))
+    rng = np.random.default_rng(2)
+    slots = np.array([[1, 2], [3, 4], [5, 6]], np.int32)
+    inputs = replace(model.inputs(), state_slots=slots, accepted=np.ones(3, np.int32))
+    first = replace(inputs, state_slots=slots[:, :1], accepted=np.zeros(3, np.int32), recovers=True)
+    executors = []
+    for item in (plain, recovering):
+        device = EmulatedDevice(text(item), item.spec())
+        executors.append(CudaExecutor(item.plan(), model.weights, item.case.caches(4, 7), device))
+    kept, folded = executors
+    folded.caches.recurrent[0][...] = kept.caches.recurrent[0][...] = rng.normal(size=kept.caches.recurrent[0].shape)
+    for name, buffer in folded.buffers.items():
+        buffer[...] = rng.normal(size=buffer.shape) if buffer.dtype.kind == "f" else 0
+        kept.buffers[name][...] = buffer
+    kept.run_stage(plain.stage, inputs)
+    folded.run_stage(recovering.stage, first)
+    started = folded.caches.recurrent[0].copy()
+    for accepted in (1, 2):
+        folded.caches.recurrent[0][...] = started
+        records = folded.caches.records[0].copy()
+        folded.run_stage(recovering.stage, replace(first, accepted=np.full(3, accepted, np.int32)))
+        folded.caches.records[0][...] = records
+        found, wanted = folded.caches.recurrent[0][slots[:, 0]], kept.caches.recurrent[0][slots[:, accepted - 1]]
+        np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("live", [1, 2, 3, 4, 5, 6, 8])

@@ -7,7 +7,7 @@ extra). Nothing here has run on a GPU.
 from functools import lru_cache
 from pathlib import Path
 
-from stepkernel.cuda.cases import Case, StageCase, many, small, stages, tiny, wide, wide_stages
+from stepkernel.cuda.cases import Case, StageCase, many, small, stages, tiny, variants, wide, wide_stages
 from stepkernel.cuda.check import Emulated, live_contexts
 from stepkernel.cuda.group_cases import ExchangeCase
 from stepkernel.cuda.manifest import recorded
@@ -22,7 +22,7 @@ def stage_case(name: str) -> StageCase:
 
 
 def case_of(name: str) -> Case:
-    return next(case for case in (*small(), *tiny(), *many(), wide()) if case.name == name)
+    return next(case for case in (*small(), *variants(), *tiny(), *many(), wide()) if case.name == name)
 
 
 @lru_cache(maxsize=64)

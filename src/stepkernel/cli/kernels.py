@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stepkernel.cli.common import check_writable, one_line_errors
-from stepkernel.cuda.cases import GRID, PAGE_TOKENS, Case, StageCase, many, published, small, stages, tiny, wide, wide_stages
+from stepkernel.cuda.cases import GRID, PAGE_TOKENS, Case, StageCase, many, published, small, stages, tiny, variants, wide, wide_stages
 from stepkernel.cuda.compile import CompilerMissing, compile_kernel, resources
 from stepkernel.cuda.group_cases import Item, exchanges, ranks
 from stepkernel.cuda.manifest import write
@@ -204,7 +204,17 @@ def _steps(model: str, shapes: str, ranks: int, page_tokens: int, grid: int) -> 
 
 
 def _cases(what: Kernels) -> Sequence[Item]:
-    tests: list[Item] = [*stages(), *small(), *tiny(), *many(), *wide_stages(), wide(), *exchanges(), *ranks()]
+    tests: list[Item] = [
+        *stages(),
+        *small(),
+        *variants(),
+        *tiny(),
+        *many(),
+        *wide_stages(),
+        wide(),
+        *exchanges(),
+        *ranks(),
+    ]
     if what == "tests":
         return tests
     return [*tests, *published()] if what == "all" else published()

@@ -215,7 +215,9 @@ def stages() -> tuple[StageCase, ...]:
     found = []
     for case, wanted in zip(small(), _STAGES, strict=True):
         found += [_stage(case, case.name.split("_")[1], suffix) for suffix in wanted]
-    return tuple(found)
+    k3, _, linear = variants()
+    found += [_stage(k3, "fp8", suffix) for suffix in ("mla.insert", "mla.attend")]
+    return (*found, _stage(k3, "recovering", "kda.core"), _stage(linear, "bf16", "kda.core"))
 
 
 def _stage(case: Case, prefix: str, suffix: str) -> StageCase:

@@ -137,7 +137,7 @@ class Emulated:
         _fill_records(caches, np.random.default_rng(seed))
 
     def inputs(self) -> StepInputs:
-        """Where states are recovered, one recorded token of the first request is accepted, two of the next, and so on."""
+        """Where states are recovered, one recorded token of the first request is accepted, two of the next, ..."""
         inputs = self.scenario.inputs()
         if not self.case.recovers:
             return inputs

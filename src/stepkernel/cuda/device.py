@@ -238,8 +238,7 @@ def narrowed(values: list[Any]) -> Any:
 def widened(word: Any) -> tuple[Any, Any]:
     """The four E4M3 values of a word as two words of F16, which holds them exactly."""
     code = (
-        "{ .reg .b16 l, h; mov.b32 {l, h}, <<$r0>>; "
-        "cvt.rn.f16x2.e4m3x2 <<$w0>>, l; cvt.rn.f16x2.e4m3x2 <<$w1>>, h; }"
+        "{ .reg .b16 l, h; mov.b32 {l, h}, <<$r0>>; cvt.rn.f16x2.e4m3x2 <<$w0>>, l; cvt.rn.f16x2.e4m3x2 <<$w1>>, h; }"
     )
     low, high = ptx(code, [Int32, Int32], word)
     return low, high

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stepkernel.cuda.cases import Case, small, tiny
+from stepkernel.cuda.cases import Case, small, tiny, variants
 from stepkernel.cuda.check import Emulated, exceeding, live_contexts, synthetic
 from stepkernel.cuda.gpu import Gpu, GpuDevice
 from stepkernel.cuda.gpu_time import ASSUMED_GBPS, ROOM, expected, models, seconds, time_model
@@ -26,7 +26,7 @@ def gpu_check(directory: Path, say: Callable[[str], None]) -> dict[str, Any]:
 
     Raises GpuMissing without a GPU, ValueError if the directory lacks a kernel.
     """
-    cases: list[Case] = [*small(), *tiny()]
+    cases: list[Case] = [*small(), *variants(), *tiny()]
     with tempfile.TemporaryDirectory() as scratch:
         if os.environ.get(SANITIZED):
             return {"correct": [_correct(case, directory, Path(scratch), say) for case in small()]}
@@ -87,7 +87,7 @@ def dry_run(directory: Path, arch: str, memory_gb: float, say: Callable[[str], N
 
     Raises ValueError for a kernel that is missing.
     """
-    cases: list[Case] = [*small(), *tiny()]
+    cases: list[Case] = [*small(), *variants(), *tiny()]
     groups = models()
     found: dict[str, Any] = {"arch": arch, "kernels": {}, "timed": []}
     for case in (*cases, *(case for group in groups for case in group)):

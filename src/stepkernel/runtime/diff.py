@@ -180,7 +180,8 @@ def _written(area: str, inputs: StepInputs, live: NDArray[np.bool_], caches: Cac
         slots = inputs.state_slots[:, 0].astype(np.intp)
         tokens = slots[slots > 0, None] * caches.record_rows + np.arange(inputs.queries)
         each = caches.records[0].shape[2] * 3
-        return (tokens.reshape(-1, 1) * each + np.arange(each)).ravel()
+        places: NDArray[np.intp] = (tokens.reshape(-1, 1) * each + np.arange(each)).ravel()
+        return places
     if area.startswith(CACHE):
         return np.array([row for row in inputs.slot_mapping if row >= 0], np.intp)
     if area.startswith(RECURRENT):

@@ -48,9 +48,7 @@ def kda(b: Builder, stage: KdaCore) -> None:
 
 
 def latent_insert(b: Builder, stage: LatentInsert) -> None:
-    dims = LatentDims(
-        stage.lora, stage.rope, stage.query_rank, b.program.rows, stage.eps, fp8=b.geometry.fp8_latents
-    )
+    dims = LatentDims(stage.lora, stage.rope, stage.query_rank, b.program.rows, stage.eps, fp8=b.geometry.fp8_latents)
     words: dict[str, Word] = {
         "kv": b.buffer(stage.kv),
         "norm": At("norm", stage.kv_norm),

@@ -79,7 +79,8 @@ def kda(cta: Int32, ctas: Int32, record: Int64, step: Int64, scratch: Int32, dim
                 last = arrive_last(counters + Int64(request * dims.heads + head) * 4, dims.parts, flag)
             if last == 1:
                 _finish(request, head, record, scratch, dims)
-                _move_window(request, head, window, first, stride, record, dims)
+                every = Int64(dims.queries) if dims.recovers else stride  # rows that may be the last one accepted
+                _move_window(request, head, window, first, every, record, dims)
                 if cutlass.const_expr(dims.recovers):
                     _, keys, _, _, _, _ = layout(scratch, dims)
                     record_keys(window, head, keys, record, dims)
@@ -235,13 +236,14 @@ def _recur(
                     store_shared(o_at + (query * D + row) * 4, [o])
         for i in cutlass.range_constexpr(held):
             s[i] = kept(s[i], dims)
-        if cutlass.const_expr(not dims.recovers):
+        # A constant of the kernel, then a number of the step.
+        if cutlass.const_expr(not dims.recovers):  # noqa: SIM102
             if stride > 1:
                 target = load_int(slots + query * 4)
                 if target > 0:
                     for i in cutlass.range_constexpr(held):
                         store_state(mine + Int64(target) * slot_bytes + i * (WARPS * D * size), s[i], dims)
-    if cutlass.const_expr(not dims.recovers):
+    if cutlass.const_expr(not dims.recovers):  # noqa: SIM102
         if stride == 1:
             for i in cutlass.range_constexpr(held):
                 store_state(mine + Int64(source) * slot_bytes + i * (WARPS * D * size), s[i], dims)
@@ -283,7 +285,8 @@ def _move_window(
     dims: cutlass.Constexpr[KdaDims],
 ) -> None:
     """The rows from which the next step's history can begin: after each number of accepted rows where the request has
-    a state for each or recovers it, otherwise only after the last row (spec 5.5). A thread moves channels of its own."""
+    a state for each or recovers it, otherwise after the last row only (spec 5.5). A thread moves channels of its own.
+    """
     qkv, conv, slot_bytes = words(record, dims, "qkv", "conv", "conv_slot")
     tid, _, _ = cute.arch.thread_idx()
     width = 3 * dims.heads * D
@@ -293,10 +296,7 @@ def _move_window(
         taps = [load_half(rows + Int64(first + j) * (width * 2)) for j in range(3)]
         for query in cutlass.range_constexpr(dims.queries):
             taps.append(load_half(qkv + Int64(request * dims.queries + query) * (width * 2) + column))
-        if cutlass.const_expr(dims.recovers):
-            for j in cutlass.range_constexpr(dims.queries + 2):
-                store_half(rows + j * (width * 2), taps[j + 1])
-        elif stride > 1:
+        if stride > 1:
             for j in cutlass.range_constexpr(dims.queries + 2):
                 store_half(rows + j * (width * 2), taps[j + 1])
         else:

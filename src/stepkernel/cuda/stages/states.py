@@ -88,11 +88,9 @@ def fold(
 
 
 @cute.jit
-def record_keys(
-    slot: Int32, head: Int32, keys: Int32, record: Int64, dims: cutlass.Constexpr[KdaDims]
-) -> None:
-    """Keys and decays of all queries into the records. keys: shared address of the keys [queries, 128], which the decays
-    follow. Nobody may read the last step's any more."""
+def record_keys(slot: Int32, head: Int32, keys: Int32, record: Int64, dims: cutlass.Constexpr[KdaDims]) -> None:
+    """Keys and decays of all queries into the records, when nobody reads the last step's any more. keys: shared address
+    of the keys [queries, 128], which the decays follow."""
     tid, _, _ = cute.arch.thread_idx()
     at = recorded(slot, head, record, dims)
     for index in cutlass.range(tid, dims.queries * 64, THREADS, unroll=1):
