@@ -2,6 +2,7 @@
 test_compiled.py runs this file."""
 
 import os
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.skipif(os.environ.get("PTXCHECK_COMPILE") != "1", reaso
 WEIGHTED = (Linear, Absorb, ValueGate, ExpertsUp, ExpertsDown)
 
 
+@lru_cache(maxsize=8)
 def counted(name: str, arch: str) -> dict[int, tuple[Stage, tuple[Traffic, ...], int]]:
     """By number: stage, counters, distinct experts; every stage alone, on buffers of zeros and random experts."""
     case = case_of(name)
@@ -49,10 +51,16 @@ def test_weights_are_read_once(name: str, arch: str) -> None:
             known = {stage.layer: distinct} if isinstance(stage, (ExpertsUp, ExpertsDown)) else None
             expected = cost(stage, Load(case.requests, case.queries), known).weight_bytes
             assert 0.97 <= read / expected <= 1.03, (stage.name, read, expected)
-            sums = [t for t in traffic if "st.shared.v4.f32" in t.instruction]
-            assert all(t.transfers == t.ideal for t in sums), f"{stage.name}: conflicts where sums are stored"
             seen.add(type(stage))
     assert seen == set(WEIGHTED)
+
+
+@pytest.mark.parametrize("name", ["micro_k3_3x2", "micro_k3_3x4", "micro_linear_3x1", "k3_rank_2x4"])
+def test_shared_memory_without_conflicts(name: str) -> None:
+    """The budget of docs/gpu.md: no access of any stage takes more passes over the banks than its bytes need."""
+    for stage, traffic, _ in counted(name, ARCHES[0]).values():
+        conflicts = [t for t in traffic if t.space == "shared" and t.transfers > t.ideal]
+        assert not conflicts, (stage.name, conflicts)
 
 
 @pytest.mark.parametrize("arch", ARCHES)

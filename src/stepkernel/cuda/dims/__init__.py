@@ -9,7 +9,6 @@ from stepkernel.cuda.dims.attention import AttendDims, KdaDims, LatentDims
 from stepkernel.cuda.dims.common import (
     COLUMNS,
     HEADER_BYTES,
-    MAX_ROWS,
     RECORD_BYTES,
     STATIC_SHARED,
     THREADS,
@@ -43,7 +42,6 @@ Dims = (
 __all__ = [
     "COLUMNS",
     "HEADER_BYTES",
-    "MAX_ROWS",
     "RECORD_BYTES",
     "STATIC_SHARED",
     "THREADS",

@@ -27,7 +27,6 @@ Kind = Literal[
 ]
 
 
-MAX_ROWS = 64
 COLUMNS = 8  # rows of a step that one mma takes
 
 

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stepkernel.cuda.dims.common import MAX_ROWS, WARPS, Kind, require
+from stepkernel.cuda.dims.common import WARPS, Kind, require
+from stepkernel.program.program import MAX_ROWS
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from stepkernel.cuda.device import (
 )
 from stepkernel.cuda.dims import COLUMNS, THREADS, WARPS, ExpertsDims
 from stepkernel.cuda.functions import activate
+from stepkernel.cuda.stages.linear import slot_of
 from stepkernel.cuda.stages.mxfp4 import decode, scale_word
 from stepkernel.cuda.walk import words
 
@@ -181,7 +182,8 @@ def _tiles(
                     sums[m][4 * eight : 4 * eight + 4] = c
     for eight in cutlass.range_constexpr(dims.eights):
         for m in cutlass.range_constexpr(matrices):
-            store_shared(scratch + m * (WARPS * 512) + tid * 16, sums[m][4 * eight : 4 * eight + 4])
+            place = scratch + (m * WARPS + warp) * 512 + slot_of(g, t) * 16
+            store_shared(place, sums[m][4 * eight : 4 * eight + 4])
         cute.arch.sync_threads()
         _finish(group, start + COLUMNS * eight, count, choices, record, scratch, dims)
         cute.arch.sync_threads()
@@ -208,7 +210,7 @@ def _finish(
         column = (index // 16) % 8
         output = (group * (WARPS // dims.split) + mine) * TILE + n
         if mine < WARPS // dims.split and start + column < count and output < dims.outputs:
-            holder = (n % 8) * 4 + column // 2
+            holder = slot_of(n % 8, column // 2)
             place = scratch + (mine * dims.split * 32 + holder) * 16 + ((n // 8) * 2 + column % 2) * 4
             total = [Float32(0.0)] * matrices
             for m in cutlass.range_constexpr(matrices):

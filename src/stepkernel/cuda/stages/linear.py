@@ -43,6 +43,12 @@ def row_of(g: Any, eight: int, rows: int) -> Any:
     return row if COLUMNS * (eight + 1) <= rows else least(row, Int32(rows - 1))
 
 
+def slot_of(g: Any, t: Any) -> Any:
+    """Where the four sums of lane 4g + t lie among those of its warp, in units of 16 bytes: neither 8 lanes that store
+    theirs nor 32 that read, 16 outputs of two rows, meet in a bank of the shared memory."""
+    return t * 8 + (g + 2 * t) % 8
+
+
 @cute.jit
 def linear(
     cta: Int32, ctas: Int32, record: Int64, step: Int64, scratch: Int32, dims: cutlass.Constexpr[LinearDims]
@@ -103,7 +109,7 @@ def _tiles(piece: Int32, outputs: Int32, record: Int64, scratch: Int32, dims: cu
                 sums = matrix_multiply([a[0], b[0], a[1], b[1]], [v[0], v[1]], c[4 * eight : 4 * eight + 4])
                 c[4 * eight : 4 * eight + 4] = matrix_multiply([a[2], b[2], a[3], b[3]], [v[2], v[3]], sums)
     for eight in cutlass.range_constexpr(eights):
-        store_shared(scratch + tid * 16, c[4 * eight : 4 * eight + 4])
+        store_shared(scratch + warp * 512 + slot_of(g, t) * 16, c[4 * eight : 4 * eight + 4])
         cute.arch.sync_threads()
         _finish(piece, eight * COLUMNS, outputs, record, scratch, dims)
         cute.arch.sync_threads()
@@ -130,7 +136,7 @@ def _finish(
         row = first + column
         output = (piece * (WARPS // dims.split) + mine) * TILE + n
         if mine < WARPS // dims.split and row < dims.rows and output < outputs:
-            holder = (n % 8) * 4 + column // 2
+            holder = slot_of(n % 8, column // 2)
             place = scratch + (mine * dims.split * 32 + holder) * 16 + ((n // 8) * 2 + column % 2) * 4
             total = load_shared(place)
             for k in cutlass.range_constexpr(1, dims.split):
