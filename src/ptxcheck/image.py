@@ -14,7 +14,7 @@ Argument = int | float | bytes | np.generic
 OBJECTS = 1 << 14
 COPIES = 4096
 FINDINGS = 64
-READERS = 1 << 20
+READERS = 4 << 30  # bytes, for who read what several read; the system gives only what is used
 
 
 def machine_of(
@@ -51,7 +51,7 @@ def machine_of(
     shift = int(code.cell_bytes).bit_length() - 1
     s[state.CELL_SHIFT], s[state.ENTITIES] = shift, entities
     cells = (constant_start >> shift) + 2 if check else 1
-    readers = min(READERS, max(64, (64 << 20) // entities)) if check else 1
+    readers = min(cells, READERS // (4 * entities)) if check else 1
     s[state.FREE] = readers
     clock = entities if check else 1
     clocks = np.zeros((2, entities, entities), np.int32) if check else np.zeros((2, 1, 1), np.int32)

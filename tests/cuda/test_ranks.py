@@ -19,6 +19,8 @@ from support.random_weights import RandomWeights
 
 pytestmark = pytest.mark.skipif(os.environ.get("PTXCHECK_COMPILE") != "1", reason="run by test_compiled.py")
 
+CONTEXTS = (130, 0, 17, 5, 33, 1, 48, 15)
+
 
 def group_case(name: str) -> Case:
     return next(case for case in ranks() if case.name == name)
@@ -36,10 +38,20 @@ def group(case: Case, ptx: str, seed: int | None = None) -> Ranks:
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("case", ranks(), ids=lambda case: case.name)
 def test_whole_step_of_all_ranks(case: Case, arch: str) -> None:
-    """Against one rank of the reference; outputs and common caches of all ranks are equal to the bit."""
-    for seed in (None, 7):
-        found = compare(case, emulated(whole(case)), lambda shard: weights_of(case, shard), text(case, arch), seed)
+    """Against one rank of the reference; outputs and common caches of all ranks are equal to the bit. The last request
+    is padding, in a fixed order; then all are live, in a random one."""
+    for seed, contexts in ((None, None), (7, CONTEXTS[: case.requests])):
+        model = emulated(whole(case), contexts)
+        found = compare(case, model, lambda shard: weights_of(case, shard), text(case, arch), seed)
         assert not found.wrong, found
+
+
+@pytest.mark.parametrize("live", [1, 3, 5, 6])
+def test_rows_and_padding_of_two_ranks(live: int) -> None:
+    case = group_case("tiny_k3_8x1_dcp2")
+    model = emulated(whole(case), CONTEXTS[:live])
+    found = compare(case, model, lambda shard: weights_of(case, shard), text(case), live)
+    assert not found.wrong, found
 
 
 @pytest.mark.parametrize("name", ["micro_k3_2x2_tp2", "micro_k3_2x2_dcp2"])

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from ptxcheck import LaunchError, Memory, PtxError, launch
+from ptxcheck.image import machine_of
+from ptxcheck.launch import prepare
 from support.ptx import OWN_GLOBAL, OWN_WORD, kernel
 
 SEEDS = (None, 1, 2)
@@ -297,3 +299,12 @@ def test_prefetches_that_are_no_ptx(text: str) -> None:
     memory = Memory()
     with pytest.raises(PtxError):
         launch(kernel("cp.async.bulk." + text), 1, 32, [words(memory, "a"), words(memory, "b")], memory)
+
+
+def test_every_place_may_have_many_readers() -> None:
+    """A step of wide rows has more than 2^18 words that several warps read."""
+    memory = Memory()
+    x = memory.empty("x", 4 << 20)
+    code = prepare(kernel(""))
+    machine = machine_of(code, (8, 1, 1), (256, 1, 1), [[x, x]], memory, 0, True)
+    assert len(machine.readers) == len(machine.shadow) > 1 << 18
