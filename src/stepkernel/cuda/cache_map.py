@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -75,11 +76,11 @@ def by_place(caches: Caches) -> dict[Key, NDArray[np.generic]]:
 def outline(caches: Caches) -> Caches:
     """The same shapes and dtypes without memory of their own; read-only."""
 
-    def flat(arrays: Sequence[NDArray[np.generic]]) -> tuple[NDArray[np.generic], ...]:
+    def flat(arrays: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], ...]:
         return tuple(np.broadcast_to(np.zeros((), array.dtype), array.shape) for array in arrays)
 
-    held = {name: flat(getattr(caches, name)) for name in ("latent", "conv", "recurrent", "records")}
-    return replace(caches, **held)
+    recurrent, records = flat(caches.recurrent), flat(caches.records)
+    return replace(caches, latent=flat(caches.latent), conv=flat(caches.conv), recurrent=recurrent, records=records)
 
 
 def allocate(caches: Caches, device: Device) -> CacheMap:
