@@ -10,7 +10,7 @@ from stepkernel.program.stages import Attend, KdaCore, LatentInsert
 
 def kda(b: Builder, stage: KdaCore) -> None:
     requests, heads, dim = b.program.requests, stage.heads, stage.head_dim
-    parts = 2 if b.geometry.recovers else 1  # 16 rows of a warp and what records need are too many registers
+    parts = 4 if b.geometry.recovers else 1  # 8 rows of a warp and what records need are too many registers
     while parts < 16 and 2 * parts * requests * heads <= b.geometry.grid:
         parts *= 2
     dims = KdaDims(
