@@ -10,7 +10,20 @@ from rich.console import Console
 from rich.table import Table
 
 from stepkernel.cli.common import check_writable, one_line_errors
-from stepkernel.cuda.cases import GRID, PAGE_TOKENS, Case, StageCase, many, published, small, stages, tiny, variants, wide, wide_stages
+from stepkernel.cuda.cases import (
+    GRID,
+    PAGE_TOKENS,
+    Case,
+    StageCase,
+    many,
+    published,
+    small,
+    stages,
+    tiny,
+    variants,
+    wide,
+    wide_stages,
+)
 from stepkernel.cuda.compile import CompilerMissing, compile_kernel, resources
 from stepkernel.cuda.group_cases import Item, exchanges, ranks
 from stepkernel.cuda.manifest import write
