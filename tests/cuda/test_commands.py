@@ -66,7 +66,7 @@ def test_what_makes_no_sense_is_one_line(machine: HostMachine) -> None:
     assert "draft tiny-k3-dspark: drop it" in refused([*step, "cuda", "--draft", "tiny-k3-dspark"])
     build = ["kernels", "build", "--out", "x", "--preset"]
     assert "--shapes 8: expected requests x tokens" in refused([*build, "tiny-k3", "--shapes", "8"])
-    assert "9 rows" in refused([*build, "tiny-k3", "--shapes", "9x1"])
+    assert "a step takes 1 to 64 rows" in refused([*build, "tiny-k3", "--shapes", "65x1"])
     assert "nothing: no such file or directory and no preset" in refused([*build, "nothing"])
     assert "give one of them" in refused([*build, "tiny-k3", "--kernels", "all"])
 
