@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from stepkernel.cuda import opening
+from stepkernel.cuda.cases import Case
 from stepkernel.cuda.gpu import GpuMissing
+from stepkernel.cuda.manifest import described
 from stepkernel.model.checkpoint import Checkpoint
 from stepkernel.program.routing import Reason
 from stepkernel.runtime.invariant import BatchInvariantSession
@@ -85,6 +87,33 @@ def test_logits_are_fetched_only_for_who_draws(machine: HostMachine, monkeypatch
     assert drawn.token_ids[0] == sample(seen[1][0], sampling, 1)
 
 
+def test_fp8_latents_and_bf16_states(machine: HostMachine, tmp_path: Path) -> None:
+    """By the kernel that was built for them; the same tokens as on the host, whose states are rounded as often where
+    the prompt is one token and the one that the answer starts from."""
+    config = machine.weights.config
+    case = Case("fp8", config, 1, 1, latents="fp8", states="bfloat16")
+    rows = json.loads((PTX / "manifest.json").read_text())["kernels"]
+    mine = {
+        **rows[0],
+        "name": "fp8",
+        "arch": "sm_90a",
+        "codes": described(case.spec().codes, "sm_90a"),
+        "grid": case.grid,
+    }
+    directory = manifest(tmp_path / "fp8", kernels=[*rows, mine])
+    formats: dict[str, Any] = {"kv_cache_dtype": "fp8", "recurrent_dtype": "bfloat16"}
+    tokens = []
+    with on_device(kernels=directory, max_requests=1, **formats) as session:
+        assert {str(array.dtype) for array in session.caches.latent} == {"float8_e4m3fn"}
+        assert {str(array.dtype) for array in session.caches.recurrent} == {"bfloat16"}
+        tokens.append(session.generate([[7, 11]], rules=StopRules(6, ignore_eos=True))[0].token_ids)
+    assert set(machine.launched) == {"fp8"}
+    options: dict[str, Any] = {"backend": "standard", "max_requests": 1, "max_context": 96, "page_tokens": 16}
+    with Session.open(ASSETS / "tiny-k3", **options, **formats) as session:
+        tokens.append(session.generate([[7, 11]], rules=StopRules(6, ignore_eos=True))[0].token_ids)
+    assert tokens[0] == tokens[1]
+
+
 def test_what_a_device_cannot_do_is_refused(machine: HostMachine) -> None:
     for options, message in (
         ({"device": "tpu"}, "device 'tpu': supported: cpu, cuda, emulator"),
@@ -93,8 +122,8 @@ def test_what_a_device_cannot_do_is_refused(machine: HostMachine) -> None:
         ({"backend": "standard"}, "decode backend standard: supported is latency_specialized"),
         ({"precision": "float32"}, "precision float32: supported is bf16"),
         ({"activation_bits": 8}, "activation_bits 8: supported is 15"),
-        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype fp8: supported is bfloat16"),
-        ({"recurrent_dtype": "bfloat16"}, "recurrent_dtype bfloat16: supported is float32"),
+        ({"kv_cache_dtype": "fp8"}, "requests, FP8 latents on sm_90a; none .* --kv-cache-dtype fp8 --arch sm_90a"),
+        ({"recurrent_dtype": "bfloat16"}, "requests, BF16 states on sm_90a; none .* --recurrent-dtype bfloat16 --arch"),
         ({"threads": 2}, "threads 2: drop it"),
         ({"max_requests": 9}, "9 requests together, a step of the GPU kernels takes 8"),
     ):

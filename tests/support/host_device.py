@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepkernel.cuda.dims import HEADER_BYTES, RECORD_BYTES, AttendDims
+from stepkernel.cuda.cache_map import E4M3
+from stepkernel.cuda.dims import HEADER_BYTES, RECORD_BYTES, AttendDims, KdaDims
 from stepkernel.cuda.host_weights import BF16
 from stepkernel.cuda.spec import KernelSpec
 from stepkernel.cuda.step_block import STEP_WORDS
@@ -62,7 +63,10 @@ class HostDevice:
     def __init__(self, machine: HostMachine, spec: KernelSpec) -> None:
         self.machine, self.spec = machine, spec
         attend = next(dims for dims in spec.codes if isinstance(dims, AttendDims))
+        kda = next(dims for dims in spec.codes if isinstance(dims, KdaDims))
         self._page_tokens = attend.page_tokens
+        self._latents = E4M3 if attend.fp8 else BF16
+        self._states = BF16 if kda.bf16_states else np.dtype(np.float32)
         self._program = build_program(machine.weights.config, Shard(), attend.requests, attend.queries)
         self._mine: list[int] = []
 
@@ -117,11 +121,11 @@ class HostDevice:
         latent, conv, state = [], [], []
         for kind, words in records:
             if kind == "latent":
-                rows = self.machine.view(words["cache"]).view(BF16)
+                rows = self.machine.view(words["cache"]).view(self._latents)
                 latent.append(rows.reshape(-1, self._page_tokens, config.latent_row))
             elif kind == "kda":
                 conv.append(self._slots(words["conv"], words["conv_slot"], BF16)[..., None])
-                states = self._slots(words["state"], words["state_slot"], np.dtype(np.float32))
+                states = self._slots(words["state"], words["state_slot"], self._states)
                 state.append(states[:, : heads * dim * dim].reshape(-1, heads, dim, dim))
         width = 3 * heads * dim
         return Caches(latent, [c.reshape(len(c), -1, width) for c in conv], state)

@@ -32,6 +32,24 @@ class Shape:
 
 
 @dataclass(frozen=True)
+class Formats:
+    """How a session keeps what lies in its caches: FP8 latent rows, recurrent states in BF16."""
+
+    fp8_latents: bool = False
+    bf16_states: bool = False
+
+    @property
+    def options(self) -> str:
+        """Of `stepkernel kernels build`."""
+        latents = " --kv-cache-dtype fp8" if self.fp8_latents else ""
+        return latents + (" --recurrent-dtype bfloat16" if self.bf16_states else "")
+
+    def __str__(self) -> str:
+        latents = ", FP8 latents" if self.fp8_latents else ""
+        return latents + (", BF16 states" if self.bf16_states else "")
+
+
+@dataclass(frozen=True)
 class Built:
     """A kernel of a directory that does the steps of a plan."""
 
@@ -46,8 +64,16 @@ class KernelDirectory:
     Raises ValueError for what is no such directory, or was made by another version or for another architecture.
     """
 
-    def __init__(self, directory: Path, machine: Machine, config: ModelConfig, shard: Shard = Shard()) -> None:  # noqa: B008
+    def __init__(
+        self,
+        directory: Path,
+        machine: Machine,
+        config: ModelConfig,
+        shard: Shard = Shard(),  # noqa: B008
+        formats: Formats = Formats(),
+    ) -> None:
         self.directory, self._machine, self._config, self._shard = directory, machine, config, shard
+        self._formats = formats
         manifest = read(directory)
         if manifest["source_hash"] != source_hash():
             raise ValueError(
@@ -92,14 +118,15 @@ class KernelDirectory:
             found = f"none of its {len(names)} kernels is of this model: {', '.join(names[:SHOWN])}"
             found += ", ..." if len(names) > SHOWN else ""
         return ValueError(
-            f"kernels {self.directory}: no step for up to {requests} requests{pages} on {self._machine.arch}; {found}; "
-            f"run {self._command(requests, page_tokens)}"
+            f"kernels {self.directory}: no step for up to {requests} requests{pages}{self._formats} on "
+            f"{self._machine.arch}; {found}; run {self._command(requests, page_tokens)}"
         )
 
     def _command(self, requests: int, page_tokens: int | None) -> str:
         pages = "" if page_tokens is None else f" --page-tokens {page_tokens}"
         return (
-            f"`stepkernel kernels build --model MODEL --shapes {requests}x1,1x{MAX_ROWS}{pages} "
+            f"`stepkernel kernels build --model MODEL --shapes {requests}x1,1x{MAX_ROWS}{pages}"
+            f"{self._formats.options} "
             f"--arch {self._machine.arch} --out {self.directory}`"
         )
 
@@ -113,7 +140,15 @@ class KernelDirectory:
     def _plan(self, shape: Shape) -> Plan:
         window = self._config.linear_attention.conv_width - 1  # one state slot for each request
         program = build_program(self._config, self._shard, shape.requests, shape.queries)
-        return make_plan(program, Geometry(shape.grid, shape.page_tokens, window))
+        formats = self._formats
+        geometry = Geometry(
+            shape.grid,
+            shape.page_tokens,
+            window,
+            fp8_latents=formats.fp8_latents,
+            bf16_states=formats.bf16_states,
+        )
+        return make_plan(program, geometry)
 
 
 def _shape(row: dict[str, Any]) -> Iterator[Shape]:

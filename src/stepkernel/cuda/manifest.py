@@ -23,7 +23,7 @@ def describe(compiled: Compiled, used: Resources, file: str) -> dict[str, Any]:
         "arch": compiled.arch,
         "file": file,
         "entry": compiled.entry,
-        "codes": _plain(for_arch(spec.codes, compiled.arch)),
+        "codes": described(spec.codes, compiled.arch),
         "parameters": list(PARAMETERS),
         "grid": spec.grid,
         "block": spec.threads,
@@ -87,7 +87,7 @@ def read(directory: Path) -> dict[str, Any]:
 
 def matches(row: Mapping[str, Any], codes: tuple[Dims, ...], grid: int) -> bool:
     """Whether a kernel of a manifest does the stages of these codes."""
-    return bool(row["codes"] == _plain(for_arch(codes, row["arch"])) and row["grid"] == grid)
+    return bool(row["codes"] == described(codes, row["arch"]) and row["grid"] == grid)
 
 
 def find(directory: Path, spec: KernelSpec, arch: str) -> tuple[Path, dict[str, Any]]:
@@ -110,5 +110,6 @@ def recorded(directory: Path, spec: KernelSpec, arch: str) -> str:
     return gzip.decompress(path.read_bytes()).decode()
 
 
-def _plain(codes: tuple[Dims, ...]) -> list[dict[str, Any]]:
-    return [{"kind": dims.kind, **asdict(dims)} for dims in codes]
+def described(codes: tuple[Dims, ...], arch: str) -> list[dict[str, Any]]:
+    """The stages of a kernel as a manifest holds them."""
+    return [{"kind": dims.kind, **asdict(dims)} for dims in for_arch(codes, arch)]

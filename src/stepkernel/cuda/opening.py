@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from stepkernel.cuda.decoder import DeviceDecoder, choose
 from stepkernel.cuda.device_protocol import Machine
-from stepkernel.cuda.kernel_search import MAX_ROWS, Built, KernelDirectory
+from stepkernel.cuda.kernel_search import MAX_ROWS, Built, Formats, KernelDirectory
 from stepkernel.cuda.manifest import read
 from stepkernel.cuda.spec import ARCHES
 from stepkernel.model.config import ModelConfig
@@ -40,7 +40,12 @@ class OpenedKernels:
 
 
 def open_kernels(
-    device: DeviceName, kernels: Path | None, config: ModelConfig, requests: int, page_tokens: int | None = None
+    device: DeviceName,
+    kernels: Path | None,
+    config: ModelConfig,
+    requests: int,
+    page_tokens: int | None = None,
+    formats: Formats = Formats(),  # noqa: B008
 ) -> OpenedKernels:
     """Everything that can be refused before weights are read: kernels, GPU, architecture, shapes.
 
@@ -55,7 +60,7 @@ def open_kernels(
         raise ValueError(f"device {device}: {requests} requests together, a step of the GPU kernels takes {MAX_ROWS}")
     arches = {row["arch"] for row in read(kernels)["kernels"]}  # first: a wrong directory is one on any machine
     machine = _machine(device, arches)
-    steps = choose(KernelDirectory(kernels, machine, config), requests, page_tokens)
+    steps = choose(KernelDirectory(kernels, machine, config, formats=formats), requests, page_tokens)
     return OpenedKernels(machine, kernels, tuple(steps))
 
 

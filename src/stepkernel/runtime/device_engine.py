@@ -78,9 +78,12 @@ def open_device(
     check_device(options, device, kernels, draft)
     if device == "cpu":
         return None
+    from stepkernel.cuda.kernel_search import Formats
     from stepkernel.cuda.opening import open_kernels
 
-    return open_kernels(device, None if kernels is None else Path(kernels), config, options.max_requests, page_tokens)
+    formats = Formats(options.kv_cache_dtype == "fp8", options.recurrent_dtype == "bfloat16")
+    directory = None if kernels is None else Path(kernels)
+    return open_kernels(device, directory, config, options.max_requests, page_tokens, formats)
 
 
 def check_device(options: EngineOptions, device: str, kernels: object, draft: object) -> None:
@@ -95,8 +98,6 @@ def check_device(options: EngineOptions, device: str, kernels: object, draft: ob
         ("decode backend", options.backend, "latency_specialized"),
         ("precision", options.precision, "bf16"),
         ("activation_bits", options.activation_bits, 15),  # the kernels multiply BF16 activations, which is finer
-        ("kv_cache_dtype", options.kv_cache_dtype or "bfloat16", "bfloat16"),
-        ("recurrent_dtype", options.recurrent_dtype, "float32"),
         ("threads", options.threads, None),
         ("draft", draft, None),
     ):
