@@ -68,6 +68,8 @@ def test_what_makes_no_sense_is_one_line(machine: HostMachine) -> None:
     assert "--shapes 8: expected requests x tokens" in refused([*build, "tiny-k3", "--shapes", "8"])
     assert "a step takes 1 to 64 rows" in refused([*build, "tiny-k3", "--shapes", "65x1"])
     assert "nothing: no such file or directory and no preset" in refused([*build, "nothing"])
+    assert "--kv-cache-dtype fp8 without --model" in refused([*build[:-1], "--kv-cache-dtype", "fp8"])
+    assert "no step for up to 8 requests, FP8 latents on" in refused([*step, "cuda", "--kv-cache-dtype", "fp8"])
     assert "give one of them" in refused([*build, "tiny-k3", "--kernels", "all"])
 
 
@@ -90,6 +92,8 @@ def test_kernels_of_several_models_share_a_directory(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_build_for_a_model(tmp_path: Path) -> None:
     options = ["--shapes", "2x1", "--arch", "sm_90a", "--grid", "6", "--out", str(tmp_path / "k")]
-    done = RUNNER.invoke(app, ["kernels", "build", "--preset", "tiny-k3", *options])
-    assert done.exit_code == 0, done.output
-    assert [row["name"] for row in read(tmp_path / "k")["kernels"]] == ["tiny_k3_2x1"]
+    formats = ["--kv-cache-dtype", "fp8", "--recurrent-dtype", "bfloat16"]
+    for more in ([], formats):
+        done = RUNNER.invoke(app, ["kernels", "build", "--preset", "tiny-k3", *options, *more])
+        assert done.exit_code == 0, done.output
+    assert [row["name"] for row in read(tmp_path / "k")["kernels"]] == ["tiny_k3_2x1", "tiny_k3_2x1_fp8_bf16"]

@@ -66,7 +66,7 @@ def step(
         dtype: Any = kv_cache_dtype
         options = EngineOptions(threads=threads, activation_bits=activation_bits, kv_cache_dtype=dtype)
         check_device(options, device, kernels, draft)
-        on_device(directory, device, kernels, loads, context, steps, json_file)
+        on_device(directory, device, kernels, loads, context, steps, kv_cache_dtype == "fp8", json_file)
         return
     found = run_bench(
         directory,

@@ -9,16 +9,23 @@ from stepkernel.cli.common import messages, notes, results
 
 
 def on_device(
-    directory: Path, device: str, kernels: Path | None, loads: list[int], context: int, steps: int, file: Path | None
+    directory: Path,
+    device: str,
+    kernels: Path | None,
+    loads: list[int],
+    context: int,
+    steps: int,
+    fp8_latents: bool,
+    file: Path | None,
 ) -> None:
     """Prints the table, and writes everything to `file`. Raises ValueError as opening a session does."""
     from stepkernel.cuda.bench import FORMULA, PROTOCOL, as_dict, run_device_bench
 
-    found = run_device_bench(directory, device, kernels, loads, context, steps, notes())  # type: ignore[arg-type]
+    given = (directory, device, kernels, loads, context, steps, notes(), fp8_latents)
+    found = run_device_bench(*given)  # type: ignore[arg-type]
     out = results()
-    out.print(
-        f"[bold]{found.model}[/]  decode step on {found.device} ({found.arch}), context {context}", soft_wrap=True
-    )
+    kept = f"context {context}, {found.latents} latents"
+    out.print(f"[bold]{found.model}[/]  decode step on {found.device} ({found.arch}), {kept}", soft_wrap=True)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("requests", "step ms", "p90", "floor ms", "of floor", "MB/step", "GB/s copy", "kernel"):
         table.add_column(heading, justify="right")

@@ -26,6 +26,7 @@ from stepkernel.cuda.cases import (
 )
 from stepkernel.cuda.compile import CompilerMissing, compile_kernel, resources
 from stepkernel.cuda.group_cases import Item, exchanges, ranks
+from stepkernel.cuda.kernel_search import Formats
 from stepkernel.cuda.manifest import write
 from stepkernel.cuda.spec import ARCHES
 
@@ -56,6 +57,10 @@ def build(
         int,
         typer.Option(help="With --model: CTAs, at most the GPU's multiprocessors (H200 132, GB300 148).", min=1),
     ] = GRID,
+    kv_cache_dtype: Annotated[Literal["bfloat16", "fp8"], typer.Option(help="With --model: latent rows.")] = "bfloat16",
+    recurrent_dtype: Annotated[
+        Literal["float32", "bfloat16"], typer.Option(help="With --model: KDA states.")
+    ] = "float32",
     what: Annotated[
         Kernels | None,
         typer.Option("--kernels", help="Instead of --model: published models, tests or all."),
@@ -70,7 +75,10 @@ def build(
     wanted = _arches(arch)
     if model is not None and what is not None:
         raise ValueError(f"--kernels {what} with --model {model}: give one of them")
-    cases = _cases(what or "published") if model is None else _steps(model, shapes, ranks, page_tokens, grid)
+    formats = Formats(kv_cache_dtype == "fp8", recurrent_dtype == "bfloat16")
+    if model is None and formats != Formats():
+        raise ValueError(f"{formats.options.strip()} without --model: the other kernels have formats of their own")
+    cases = _cases(what or "published") if model is None else _steps(model, shapes, ranks, page_tokens, grid, formats)
     console = Console()
     table = Table("kernel", "arch", "registers", "spilled", "shared bytes", box=None)
     made = []
@@ -197,7 +205,7 @@ def gpu_check(
         raise typer.Exit(TOO_DIFFERENT)
 
 
-def _steps(model: str, shapes: str, ranks: int, page_tokens: int, grid: int) -> list[Case]:
+def _steps(model: str, shapes: str, ranks: int, page_tokens: int, grid: int, formats: Formats) -> list[Case]:
     """Steps of a model; ValueError for those that the kernels cannot do, before anything is compiled."""
     from stepkernel.model.presets import PRESETS, resolve_config
 
@@ -205,12 +213,23 @@ def _steps(model: str, shapes: str, ranks: int, page_tokens: int, grid: int) -> 
     place = Path(model).resolve()
     name = model if model in PRESETS else (place.parent if place.suffix == ".json" else place).name
     label = name.replace("-", "_") + ("" if ranks == 1 else f"_tp{ranks}")
+    kept = ("_fp8" if formats.fp8_latents else "") + ("_bf16" if formats.bf16_states else "")
     found = []
     for shape in shapes.split(","):
         requests, _, queries = shape.partition("x")
         if not (requests.isdigit() and queries.isdigit()):
             raise ValueError(f"--shapes {shapes}: expected requests x tokens of each, such as {SHAPES}")
-        case = Case(f"{label}_{shape}", config, int(requests), int(queries), grid, page_tokens, ranks)
+        case = Case(
+            f"{label}_{shape}{kept}",
+            config,
+            int(requests),
+            int(queries),
+            grid,
+            page_tokens,
+            ranks,
+            latents="fp8" if formats.fp8_latents else "bf16",
+            states="bfloat16" if formats.bf16_states else "float32",
+        )
         case.plan()
         found.append(case)
     return found

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from stepkernel.cuda.decoder import DeviceDecoder
+from stepkernel.cuda.kernel_search import Formats
 from stepkernel.cuda.opening import DeviceName, open_kernels
 from stepkernel.model.checkpoint import Checkpoint
 from stepkernel.program.builder import build_program
 from stepkernel.program.cost import Load, floor_ms, step_cost
 from stepkernel.runtime import provenance
 from stepkernel.runtime.batch import decode_inputs, prefill_inputs
-from stepkernel.runtime.caches import allocate_caches
+from stepkernel.runtime.caches import LatentDtype, allocate_caches
 from stepkernel.runtime.scenario import Member
 
 WARM_UP = 5
@@ -53,6 +54,7 @@ class DeviceBench:
     device: str
     arch: str
     weights_hash: str
+    latents: str
     timings: tuple[DeviceTiming, ...]
 
 
@@ -64,6 +66,7 @@ def run_device_bench(
     context: int,
     steps: int,
     say: Callable[[str], None],
+    fp8_latents: bool = False,
 ) -> DeviceBench:
     """Times every load. Everything that can be refused is refused before weights are read."""
     if device == "emulator":
@@ -72,9 +75,10 @@ def run_device_bench(
     config, most, last = checkpoint.config, max(loads), context + steps + WARM_UP
     if last > config.max_positions:
         raise ValueError(f"context {context} + {steps + WARM_UP} steps: the model has {config.max_positions} positions")
-    opened = open_kernels(device, kernels, config, most)
+    opened = open_kernels(device, kernels, config, most, formats=Formats(fp8_latents))
     each = -(-last // opened.page_tokens)
-    shapes = allocate_caches(config, 1 + most * each, 1 + most, opened.page_tokens)
+    latents: LatentDtype = "fp8" if fp8_latents else "bf16"
+    shapes = allocate_caches(config, 1 + most * each, 1 + most, opened.page_tokens, latent_dtype=latents)
     say(f"weights to {opened.machine.name}")
     decoder = opened.decoder(checkpoint.weights(), shapes)
     try:
@@ -84,14 +88,15 @@ def run_device_bench(
             bandwidth = opened.machine.copy_gbps()
             samples = _steps(decoder, config.vocab_size, load, context, steps, each)
             moved = statistics.fmean(
-                step_cost(build_program(config, requests=load), Load(load, 1, context + k)).bytes
+                step_cost(build_program(config, requests=load), Load(load, 1, context + k, shapes.latent_bytes)).bytes
                 for k in range(WARM_UP, steps + WARM_UP)
             )
             timings.append(DeviceTiming(load, context, decoder.kernel(load), samples, moved, bandwidth))
     finally:
         decoder.close()
     name, arch = opened.machine.name, opened.machine.arch
-    return DeviceBench(directory.resolve().name, name, arch, provenance.weights_hash(directory), tuple(timings))
+    weights = provenance.weights_hash(directory)
+    return DeviceBench(directory.resolve().name, name, arch, weights, latents, tuple(timings))
 
 
 def _steps(
