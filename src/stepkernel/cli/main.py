@@ -20,6 +20,7 @@ from stepkernel.cli import (
     explain,
     generate,
     kernels,
+    kernels_expect,
     report,
     serve,
     synthesize,
@@ -52,6 +53,7 @@ app.command("claim")(claim.claim)
 app.command("serve", context_settings=serve.SETTINGS)(serve.serve)
 app.command("diff")(diff.diff)
 app.command("doctor")(doctor.doctor)
+kernels.kernels.command("expect")(kernels_expect.expect)
 app.add_typer(kernels.kernels, name="kernels")
 
 
