@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from stepkernel.cli.main import app
 from stepkernel.cuda import gpu
 from stepkernel.cuda.cache_map import outline
-from stepkernel.cuda.cases import published, small, tiny
+from stepkernel.cuda.cases import published, small, tiny, variants
 from stepkernel.cuda.compile import Compiled, Resources
 from stepkernel.cuda.gpu_time import ROOM, caches_of, expected, inputs_of, models, plan_of
 from stepkernel.cuda.group_cases import ranks
@@ -77,7 +77,7 @@ def built(directory: Path, cases: Any) -> Path:
 
 
 def test_a_dry_run_looks_for_every_kernel_and_says_what_it_will_take(tmp_path: Path) -> None:
-    cases = [*small(), *tiny(), *published()]
+    cases = [*small(), *variants(), *tiny(), *published()]
     out = tmp_path / "record.json"
     arguments = [str(built(tmp_path / "all", cases)), "--out", str(out), "--dry-run"]
     done = RUNNER.invoke(app, ["kernels", "gpu-check", *arguments])

@@ -20,6 +20,7 @@ from stepkernel.model.shard import Shard
 from stepkernel.model.weights import Weights
 from stepkernel.program.builder import build_program
 from stepkernel.program.inputs import Caches, StepInputs
+from stepkernel.program.stages import Linear
 from stepkernel.reference.executor import ReferenceExecutor
 
 NAN = 0xFF  # in every byte: NaN in all formats of caches
@@ -58,7 +59,7 @@ class HostMachine:
 
 
 class HostDevice:
-    """`device_protocol.Device` for whole steps."""
+    """`device_protocol.Device` for whole steps, and for the head."""
 
     def __init__(self, machine: HostMachine, spec: KernelSpec) -> None:
         self.machine, self.spec = machine, spec
@@ -95,7 +96,9 @@ class HostDevice:
 
     def launch(self, arguments: list[int]) -> None:
         table, first, last, step, _ = arguments
-        assert first == 0, "whole steps"
+        if last - first == 1:
+            self._head(self._record(table + first * RECORD_BYTES))
+            return
         self.machine.launched.append(self.spec.name)
         records = [self._record(table + i * RECORD_BYTES) for i in range(last)]
         words = dict(zip(STEP_WORDS, self._int64(step, len(STEP_WORDS)), strict=True))
@@ -103,9 +106,21 @@ class HostDevice:
         slots = sorted({int(r["slots"]) for _, r in records if "slots" in r})
         reference = ReferenceExecutor(self._program, self.machine.weights, caches)
         outputs = reference.run(self._inputs(words, slots[0]))
-        _, argmax = records[-1]
+        (kind, head), (_, argmax) = records[-2:]
+        assert kind == "linear"
+        self.write(head["x"], reference.buffers["hidden"].astype(BF16))
         self.write(argmax["logits"], outputs.logits)
         self.write(argmax["out"], outputs.tokens)
+
+    def _head(self, record: tuple[str, dict[str, int]]) -> None:
+        """The one stage that is run alone: logits of the rows that lie in its buffer."""
+        kind, words = record
+        (part,) = next(
+            stage for stage in self._program.stages if isinstance(stage, Linear) and stage.name == "head"
+        ).parts
+        assert (kind, words["outputs"]) == ("linear", part.matrix.rows)
+        hidden = self.read(words["x"], (self._program.rows, part.matrix.columns), BF16).astype(np.float32)
+        self.write(words["out"], hidden @ self.machine.weights.matrix(part.matrix.name).astype(np.float32).T)
 
     def _record(self, address: int) -> tuple[str, dict[str, int]]:
         code = int(self.read(address, (1,), np.int32)[0])
@@ -118,21 +133,24 @@ class HostDevice:
     def _caches(self, records: list[tuple[str, dict[str, int]]]) -> Caches:
         config = self._program.config
         heads, dim = config.linear_attention.num_heads, config.linear_attention.head_dim
+        window = (config.linear_attention.conv_width - 1, 3 * heads * dim)
         latent, conv, state = [], [], []
         for kind, words in records:
             if kind == "latent":
                 rows = self.machine.view(words["cache"]).view(self._latents)
                 latent.append(rows.reshape(-1, self._page_tokens, config.latent_row))
             elif kind == "kda":
-                conv.append(self._slots(words["conv"], words["conv_slot"], BF16)[..., None])
-                states = self._slots(words["state"], words["state_slot"], self._states)
-                state.append(states[:, : heads * dim * dim].reshape(-1, heads, dim, dim))
-        width = 3 * heads * dim
-        return Caches(latent, [c.reshape(len(c), -1, width) for c in conv], state)
+                conv.append(self._slots(words["conv"], words["conv_slot"], window, BF16))
+                state.append(self._slots(words["state"], words["state_slot"], (heads, dim, dim), self._states))
+        return Caches(latent, conv, state)
 
-    def _slots(self, address: int, slot_bytes: int, dtype: Any) -> NDArray[Any]:
+    def _slots(self, address: int, slot_bytes: int, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """The first bytes of each slot, to be written as well."""
         block = self.machine.view(address)
-        return block[: len(block) // slot_bytes * slot_bytes].view(dtype).reshape(len(block) // slot_bytes, -1)
+        size = int(np.prod(shape)) * dtype.itemsize
+        count = 1 + (len(block) - size) // slot_bytes
+        slots = np.lib.stride_tricks.as_strided(block, (count, size), (slot_bytes, 1))
+        return slots.view(dtype).reshape(count, *shape)
 
     def _inputs(self, words: dict[str, int], slots: int) -> StepInputs:
         program = self._program

@@ -157,6 +157,11 @@ class BoundStep:
         buffer = self.program.buffer(name)
         return self.device.read(self._addresses["buffer", name], (rows, buffer.width), TYPES[buffer.dtype])
 
+    def write_buffer(self, name: str, values: NDArray[Any]) -> None:
+        """The first rows of a buffer."""
+        kind = TYPES[self.program.buffer(name).dtype]
+        self.device.write(self._addresses["buffer", name], values.astype(kind))
+
     def counters_are_zero(self) -> bool:
         """Whether the counters by which CTAs find out who comes last are as the next stage needs them."""
         return not any(

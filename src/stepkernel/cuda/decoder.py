@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepkernel.cuda.bound_step import BoundStep
-from stepkernel.cuda.cache_map import allocate
+from stepkernel.cuda.cache_map import CacheMap, allocate
 from stepkernel.cuda.device_protocol import Device, Machine
 from stepkernel.cuda.host_weights import HostWeights
 from stepkernel.cuda.kernel_search import Built, KernelDirectory
@@ -42,12 +44,14 @@ def choose(kernels: KernelDirectory, requests: int, page_tokens: int | None = No
 class DeviceDecoder:
     """The steps of `steps` over one copy of weights and caches.
 
-    given   shapes of the caches that are allocated on the device; contents are not copied
+    given  shapes of the caches that are allocated on the device, zeroed; or where somebody else's lie
 
     `close` frees the device's memory.
     """
 
-    def __init__(self, machine: Machine, directory: Path, steps: Sequence[Built], weights: Weights, given: Caches):
+    def __init__(
+        self, machine: Machine, directory: Path, steps: Sequence[Built], weights: Weights, given: Caches | CacheMap
+    ):
         self._devices: list[Device] = []
         self._steps: dict[tuple[int, int], BoundStep] = {}
         self._names = {(b.shape.queries, b.shape.requests): b.spec.name for b in steps}
@@ -55,10 +59,13 @@ class DeviceDecoder:
             for built in steps:
                 self._devices.append(machine.load(directory, built.spec))
             first = self._devices[0]
-            self.map = allocate(given, first)
+            self.map = given if isinstance(given, CacheMap) else allocate(given, first)
+            # How long the windows are is known to the caches alone; no kernel depends on it.
+            window = self.map.shapes.conv[0].shape[1]
             loader = HostWeights(weights, first)
             for built, device in zip(steps, self._devices, strict=True):
-                step = BoundStep(built.plan, loader, self.map, device)
+                plan = replace(built.plan, geometry=replace(built.plan.geometry, window=window))
+                step = BoundStep(plan, loader, self.map, device)
                 self._steps[built.shape.queries, built.shape.requests] = step
         except BaseException:
             self.close()
@@ -92,6 +99,18 @@ class DeviceDecoder:
         """Shapes and dtypes of the caches, without contents."""
         return self.map.shapes
 
+    def last(self, buffer: str, rows: int) -> NDArray[Any]:
+        """A buffer of the last step as float32."""
+        return self._last.read_buffer(buffer, rows).astype(np.float32)
+
+    def stage(self, name: str, reads: str, values: NDArray[np.float32], writes: str) -> NDArray[Any]:
+        """A stage of one token of each request, from `values` in the buffer that it reads."""
+        step = self._steps[1, self._fitting(len(values), 1)]
+        index = next(i for i, stage in enumerate(step.program.stages) if stage.name == name)
+        step.write_buffer(reads, values)
+        step.launch(*step.plan.ranges[index])
+        return step.read_buffer(writes, len(values))
+
     def clear_slot(self, slot: int) -> None:
         self.map.clear_slot(self._devices[0], slot)
 
@@ -105,6 +124,7 @@ class DeviceDecoder:
         step = self._steps[inputs.queries, self._fitting(inputs.requests, inputs.queries)]
         step.set_inputs(inputs)
         step.launch()
+        self._last = step
         return step
 
     def _fitting(self, requests: int, queries: int) -> int:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 
 from stepkernel.vllm_plugin.deployment import check_deployment
-from stepkernel.vllm_plugin.options import SCHEDULER, Options
+from stepkernel.vllm_plugin.options import SCHEDULER, DeploymentError, Options
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -31,6 +31,8 @@ class Configuration(VerifyAndUpdateConfig):
     @staticmethod
     def verify_and_update_config(vllm_config: "VllmConfig") -> None:
         options = Options.parse(vllm_config.additional_config)
+        if options.kernels is not None:
+            raise DeploymentError("additional_config kernels: the CPU engine has no use for GPU kernels; remove it")
         check_deployment(vllm_config, options)
         parallel = vllm_config.parallel_config
         speculates = vllm_config.speculative_config is not None
@@ -39,3 +41,15 @@ class Configuration(VerifyAndUpdateConfig):
             parallel.worker_cls = "stepkernel.vllm_plugin.worker.StepWorker"
         if speculates and vllm_config.scheduler_config.scheduler_cls is None:
             vllm_config.scheduler_config.scheduler_cls = SCHEDULER
+
+
+class GpuConfiguration(Configuration):
+    """The same for decode by the GPU step kernel: vLLM's own worker and scheduler, nothing of theirs is changed."""
+
+    @staticmethod
+    def verify_and_update_config(vllm_config: "VllmConfig") -> None:
+        from stepkernel.vllm_plugin.gpu_deployment import check_gpu_deployment
+
+        options = Options.parse(vllm_config.additional_config)
+        check_gpu_deployment(vllm_config, options)
+        check_deployment(vllm_config, options)

@@ -1,4 +1,4 @@
-"""Specialised decode: a step of vLLM as one native call over vLLM's own caches."""
+"""Specialised decode: a step of vLLM as one native call or launch over vLLM's own caches."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,17 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stepkernel.cpu.crew import Crew
-from stepkernel.cpu.executor import Activations, CpuExecutor
-from stepkernel.cpu.stages.exchange import slot_bytes
-from stepkernel.cpu.weights import CpuWeights
 from stepkernel.model.config import ModelConfig
+from stepkernel.model.shard import Shard
 from stepkernel.program.builder import Taps, build_program
-from stepkernel.program.inputs import Caches, StepInputs
-from stepkernel.vllm_plugin.arrays import array_of
+from stepkernel.program.inputs import StepInputs
 from stepkernel.vllm_plugin.batch import PageBatch, StateBatch
+from stepkernel.vllm_plugin.executors import Executors, StepExecutor
 from stepkernel.vllm_plugin.layers import KdaLayer, MlaLayer
-from stepkernel.vllm_plugin.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -41,6 +37,7 @@ class DecodeOutputs:
 class SpecialisedDecode:
     """Executor bound to the caches of vLLM's layers; it is made again when vLLM binds others.
 
+    executors     makes it: the one thing that differs between the CPU and a GPU
     max_requests  most requests of a step
     drafts        most drafted tokens of each
     """
@@ -48,33 +45,31 @@ class SpecialisedDecode:
     def __init__(
         self,
         config: ModelConfig,
-        packed: CpuWeights,
+        executors: Executors,
         kda_layers: Mapping[int, KdaLayer],
         mla_layers: Mapping[int, MlaLayer],
         dtype: torch.dtype,
         max_requests: int,
-        ranks: Ranks,
-        threads: int | None,
+        shard: Shard,
         drafts: int = 0,
         taps: Taps | None = None,
         context_interleave: int | None = None,
     ) -> None:
         self.max_requests, self.queries = max_requests, range(1, 2 + drafts)
-        self.crew = Crew(threads or ranks.threads)
-        self._packed, self._dtype = packed, dtype
+        self._executors, self._dtype = executors, dtype
         self._program = build_program(
             config,
-            ranks.shard,
+            shard,
             requests=max_requests,
             queries=1 + drafts,
             taps=taps,
             context_interleave=context_interleave,
         )
         self._head = next(i for i, stage in enumerate(self._program.stages) if stage.name == "head")
-        self._mailbox = ranks.mailbox(slot_bytes(self._program))
+        executors.prepare(self._program)
         self._kda = [kda_layers[i] for i in config.kda_layers]
         self._mla = [mla_layers[i] for i in config.mla_layers]
-        self._executor: CpuExecutor | None = None
+        self._executor: StepExecutor | None = None
         self._bound: list[Any] = []
         self._leaders: list[KdaLayer] = []
 
@@ -87,7 +82,7 @@ class SpecialisedDecode:
         rows = len(outputs.logits)
         hidden = torch.from_numpy(executor.buffers["hidden"][:rows]).to(self._dtype)
         logits, tokens = torch.from_numpy(outputs.logits), torch.from_numpy(outputs.tokens.copy())
-        return DecodeOutputs(hidden, logits, tokens, outputs.taps)
+        return _on(token_ids.device, DecodeOutputs(hidden, logits, tokens, outputs.taps))
 
     def run_by_tokens(self, token_ids: Tensor, pages: PageBatch) -> DecodeOutputs:
         """Any step as native ones of one token for each request, in whose values others have no part."""
@@ -109,7 +104,7 @@ class SpecialisedDecode:
                 of = [mine[i] for i in last]
                 logits[of] = torch.from_numpy(outputs.logits[last])
                 tokens[of] = torch.from_numpy(outputs.tokens[last])
-        return DecodeOutputs(hidden, logits, tokens)
+        return _on(token_ids.device, DecodeOutputs(hidden, logits, tokens))
 
     @property
     def bound(self) -> bool:
@@ -122,21 +117,21 @@ class SpecialisedDecode:
         found = torch.empty(len(hidden), executor.buffers["logits"].shape[1])
         for first in range(0, len(hidden), self.max_requests):
             rows = hidden[first : first + self.max_requests]
-            executor.buffers["hidden"][: len(rows)] = rows.float().numpy()
+            executor.buffers["hidden"][: len(rows)] = rows.float().cpu().numpy()
             executor.run_stage(self._head, _no_requests(len(rows), max(1, len(self._leaders))))
             found[first : first + len(rows)] = torch.from_numpy(executor.buffers["logits"][: len(rows)])
-        return found
+        return found.to(hidden.device)
 
     def close(self) -> None:
         self._end()
-        self.crew.close()
+        self._executors.close()
 
     def _end(self) -> None:
         if self._executor is not None:
             self._executor.close()
             self._executor = None
 
-    def _current(self) -> CpuExecutor:
+    def _current(self) -> StepExecutor:
         bound: list[Any] = [*(layer.kv_cache for layer in self._kda), *(layer.kv_cache for layer in self._mla)]
         unchanged = len(bound) == len(self._bound) and all(a is b for a, b in zip(bound, self._bound, strict=True))
         if self._executor is None or not unchanged:
@@ -145,27 +140,15 @@ class SpecialisedDecode:
             self._bound = bound
         return self._executor
 
-    def _make(self) -> CpuExecutor:
-        caches = Caches(
-            latent=[array_of(layer.kv_cache) for layer in self._mla],
-            conv=[array_of(layer.kv_cache[0]) for layer in self._kda],
-            recurrent=[array_of(layer.kv_cache[1]) for layer in self._kda],
-        )
+    def _make(self) -> StepExecutor:
         # Layers of one of vLLM's cache groups get the same metadata object, and only they.
         leaders: dict[int, KdaLayer] = {}
         for layer in self._kda:
             leaders.setdefault(id(layer.batch()), layer)
         order = list(leaders)
         self._leaders = list(leaders.values())
-        return CpuExecutor(
-            self._program,
-            self._packed,
-            caches,
-            crew=self.crew,
-            activations=activations(self._dtype),
-            mailbox=self._mailbox,
-            state_groups=[order.index(id(layer.batch())) for layer in self._kda],
-        )
+        groups = [order.index(id(layer.batch())) for layer in self._kda]
+        return self._executors.make(self._program, self._kda, self._mla, groups)
 
     def _clear_fresh(self, states: Sequence[StateBatch]) -> None:
         """A one-token prompt begins in a slot that holds another request's state."""
@@ -181,12 +164,13 @@ class SpecialisedDecode:
                 state[slots] = 0
 
 
-def activations(dtype: torch.dtype) -> Activations:
-    """How steps round where the model has this dtype."""
-    return "bf16" if dtype == torch.bfloat16 else "float32"
+def _on(device: torch.device, outputs: DecodeOutputs) -> DecodeOutputs:
+    """The tensors where the engine's are."""
+    hidden, logits, tokens = (x.to(device) for x in (outputs.hidden, outputs.logits, outputs.tokens))
+    return DecodeOutputs(hidden, logits, tokens, outputs.taps)
 
 
-def _inputs(token_ids: Tensor, pages: PageBatch, states: Sequence[StateBatch], executor: CpuExecutor) -> StepInputs:
+def _inputs(token_ids: Tensor, pages: PageBatch, states: Sequence[StateBatch], executor: StepExecutor) -> StepInputs:
     requests, rows = pages.requests, pages.rows
     page_tokens, context = executor.caches.page_tokens, executor.program.context
     longest = max(pages.lengths) if context is None else context.owned(max(pages.lengths))
@@ -198,7 +182,7 @@ def _inputs(token_ids: Tensor, pages: PageBatch, states: Sequence[StateBatch], e
         slots, accepted = np.zeros((1, requests, 1), np.int32), np.ones(requests, np.int32)
     return StepInputs(
         queries=rows // requests,
-        token_ids=token_ids[:rows].numpy().astype(np.int32),
+        token_ids=token_ids[:rows].cpu().numpy().astype(np.int32),
         lengths=np.array(pages.lengths, np.int32),
         page_table=pages.pages[:, :columns].numpy(),
         slot_mapping=pages.slots[:rows].numpy(),

@@ -1,4 +1,5 @@
-"""vLLM's backends and metadata builders for the two kinds of layer; they only translate."""
+"""vLLM's backends and metadata builders for the two kinds of layer; they only translate. What they give is on the host,
+where native steps are prepared, also on a GPU."""
 
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -28,8 +29,8 @@ class LatentBuilder(AttentionMetadataBuilder[PageBatch]):
         return PageBatch(
             starts=m.query_start_loc_cpu.tolist(),
             lengths=m.seq_lens.tolist(),
-            pages=m.block_table_tensor,
-            slots=m.slot_mapping[: m.num_actual_tokens],
+            pages=m.block_table_tensor.cpu(),
+            slots=m.slot_mapping[: m.num_actual_tokens].cpu(),
         )
 
 
@@ -99,10 +100,10 @@ class StateBuilder(GDNAttentionMetadataBuilder):
             verifies = (num_decode_draft_tokens_cpu >= 0).tolist()
             found = num_accepted_tokens.tolist()
             accepted = [n if verifying else 1 for n, verifying in zip(found, verifies, strict=True)]
-        columns = self._columns(m.seq_lens)
+        columns = self._columns(m.seq_lens.cpu())
         return StateBatch(
             starts=starts,
-            slots=m.block_table_tensor.gather(1, columns),
+            slots=m.block_table_tensor.cpu().gather(1, columns),
             fresh=[lengths[r] == starts[r + 1] - starts[r] for r in range(requests)],
             accepted=accepted,
             verifies=verifies,
@@ -113,7 +114,7 @@ class StateBuilder(GDNAttentionMetadataBuilder):
         self, metadata: StateBatch, blk_table: torch.Tensor, slot_mapping: torch.Tensor
     ) -> StateBatch:
         """Another group of layers in the same step: only its slots differ."""
-        return replace(metadata, slots=blk_table.gather(1, metadata.columns))
+        return replace(metadata, slots=blk_table.cpu().gather(1, metadata.columns))
 
     def _columns(self, lengths: torch.Tensor) -> torch.Tensor:
         """With prefix caching ("align") a request has a state for each of its blocks; the last ones are in use."""

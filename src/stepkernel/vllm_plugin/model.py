@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.mamba.mamba_utils import MambaStateCopyFuncCalculator
 from vllm.model_executor.models.interfaces import HasInnerState, IsHybrid
+from vllm.platforms import current_platform
 
 from stepkernel.cpu.failure import GroupError
 from stepkernel.model.checkpoint import Checkpoint
@@ -67,6 +68,9 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
         shared = parallel.decode_context_parallel_size > 1
         self.interleave = parallel.cp_kv_cache_interleave_size if shared else None
         self.counters = StepCounters(exported=self.ranks.shard.rank == 0)
+        self.on_gpu = current_platform.is_cuda()
+        # Where every step is a native one, prompts go one token at a time; there is no standard path on a GPU.
+        self.invariant = self.options.batch_invariant or self.on_gpu
         self.standard: StandardPath | None = None
         self.decode: SpecialisedDecode | None = None
         self.drafting: Drafting | None = None
@@ -76,6 +80,9 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Reads the checkpoint itself, memory-mapped and checked; vLLM's iterator is left alone."""
         source = self.checkpoint.weights(self.ranks.shard)
+        if self.on_gpu:
+            self._prepare_gpu(source)
+            return
         # With batch invariance the standard path only runs while vLLM sizes its cache.
         graph = compiles(self.vllm_config) and not self.options.batch_invariant
         chosen: StandardWeights = (
@@ -100,12 +107,34 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
         with set_current_vllm_config(self.vllm_config):
             self.standard = CompiledPath(**parts, cores=cores)
 
+    def _prepare_gpu(self, source: Weights) -> None:
+        """Everything by the GPU step kernel; weights go to the GPU when vLLM has bound its caches."""
+        # Imported late: it is of use on a GPU alone.
+        from stepkernel.cuda.gpu import Gpu
+        from stepkernel.vllm_plugin.decode import SpecialisedDecode
+        from stepkernel.vllm_plugin.gpu_deployment import prepared
+        from stepkernel.vllm_plugin.gpu_executors import GpuExecutors
+
+        kernels = Path(self.options.kernels or "")
+        gpu = Gpu(torch.cuda.current_device())
+        requests = prepared(kernels, gpu, self.config, self.vllm_config.scheduler_config.max_num_seqs)
+        self.decode = SpecialisedDecode(
+            self.config,
+            GpuExecutors(gpu, kernels, source, torch.cuda.synchronize),
+            self.kda_layers,
+            self.mla_layers,
+            self.dtype,
+            requests,
+            self.ranks.shard,
+        )
+
     def _prepare_decode(self, source: Weights) -> StandardWeights:
         """Packs the weights once, compiles the kernels, and lets the standard path read what was packed."""
         # Imported late: it brings a compiler along, which the standard path alone does not need.
         from stepkernel.cpu import interpreter
         from stepkernel.cpu.weights import pack_weights
-        from stepkernel.vllm_plugin.decode import SpecialisedDecode, activations
+        from stepkernel.vllm_plugin.cpu_executors import CpuExecutors, activations
+        from stepkernel.vllm_plugin.decode import SpecialisedDecode
         from stepkernel.vllm_plugin.standard.packed import PackedWeights
 
         tame_llvmlite()  # for the next engine of this process
@@ -113,15 +142,16 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
         interpreter.enter.prepare_apart()  # not in the first step
         drafts, most = self.vllm_config.num_speculative_tokens, self.vllm_config.scheduler_config.max_num_seqs
         requests = min(most, MAX_ROWS // (1 + drafts))
+        rounding = activations(self.dtype)
+        executors = CpuExecutors(packed, rounding, self.ranks, self.options.decode_threads)
         self.decode = SpecialisedDecode(
             self.config,
-            packed,
+            executors,
             self.kda_layers,
             self.mla_layers,
             self.dtype,
             requests,
-            self.ranks,
-            self.options.decode_threads,
+            self.ranks.shard,
             drafts,
             None if self.draft is None else self.draft.taps,
             self.interleave,
@@ -140,8 +170,8 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
                 drafts,
                 requests,
                 self.vllm_config.model_config.max_model_len,
-                activations(self.dtype),
-                self.decode.crew if alone else Crew(self.options.decode_threads),
+                rounding,
+                executors.crew if alone else Crew(self.options.decode_threads),
                 not self.options.fixed_drafts,
             )
         return PackedWeights(self.program, packed, source, self.dtype)
@@ -161,15 +191,14 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
 
         The one decision about the path of a step is made here, from what all ranks know.
         """
-        assert self.standard is not None
         self._ready = self._given = None
         pages = next(iter(self.mla_layers.values())).batch() if self.mla_layers else None
         states = next(iter(self.kda_layers.values())).batch() if self.kda_layers else None
         if pages is None:
-            return self.standard(input_ids)[0]
+            return self._profiled(input_ids)
         decode = self.decode
         prepared = (0, range(1, 2)) if decode is None else (decode.max_requests, decode.queries)
-        taken = route(step_facts(pages, states, *prepared, batch_invariant=self.options.batch_invariant))
+        taken = route(step_facts(pages, states, *prepared, batch_invariant=self.invariant))
         started = time.perf_counter()
         try:
             if taken.kind == "specialized" and decode is not None:
@@ -178,6 +207,7 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
                 hidden, self._ready = outputs.hidden, outputs
                 taps = outputs.taps
             else:
+                assert self.standard is not None
                 self.ranks.same_step(input_ids, pages)
                 hidden, *kept = self.standard(input_ids)
                 taps = kept[0].float().numpy() if kept else None
@@ -191,14 +221,21 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """float32 [rows, vocab]; a specialised step has those that are asked for first already, in order."""
-        assert self.standard is not None
         ready, self._ready = self._ready, None
         if ready is not None and len(ready.logits) == len(hidden_states):
             self._given = ready
             return ready.logits
-        if self.options.batch_invariant and self.decode is not None and self.decode.bound:
+        if self.invariant and self.decode is not None and self.decode.bound:
             return self.decode.logits(hidden_states)
+        if self.standard is None:
+            return hidden_states.new_zeros(len(hidden_states), self.config.vocab_size, dtype=torch.float32)
         return self.standard.logits(hidden_states)
+
+    def _profiled(self, input_ids: Tensor) -> Tensor:
+        """vLLM's runs without caches, whose results nobody looks at."""
+        if self.standard is None:
+            return torch.zeros(len(input_ids), self.config.hidden_size, dtype=self.dtype, device=input_ids.device)
+        return self.standard(input_ids)[0]
 
     def chosen(self, logits: Tensor) -> Tensor | None:
         """int32 [rows]: the largest of these logits, if the last step has found it; None where a row holds a NaN."""

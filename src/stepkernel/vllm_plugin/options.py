@@ -25,6 +25,7 @@ class Options:
     fixed_drafts     num_speculative_tokens drafts in every round; otherwise fewer where that is faster.
     batch_invariant  prompts too are computed by native steps, one token at a time: no bit of what a request gets
                      depends on what else runs. Only with latency_specialized.
+    kernels          on a GPU: the directory that `stepkernel kernels build` wrote.
     """
 
     decode_backend: DecodeBackend = "auto"
@@ -34,6 +35,7 @@ class Options:
     draft: str | None = None
     fixed_drafts: bool = False
     batch_invariant: bool = False
+    kernels: str | None = None
 
     @property
     def specialises(self) -> bool:
@@ -75,7 +77,10 @@ class Options:
                 f"additional_config batch_invariant with decode_backend {backend!r}: the standard path groups its "
                 "products by the rows of a step; set decode_backend to latency_specialized"
             )
-        return Options(backend, threads, bits, float(timeout), draft, fixed, invariant)
+        kernels = given.get("kernels")
+        if kernels is not None and (not isinstance(kernels, str) or not kernels):
+            raise DeploymentError(f"additional_config kernels {kernels!r}: expected a directory of built GPU kernels")
+        return Options(backend, threads, bits, float(timeout), draft, fixed, invariant, kernels)
 
 
 def speculation(directory: str, drafts: int, fixed: bool = False) -> dict[str, Any]:
