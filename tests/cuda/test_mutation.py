@@ -4,17 +4,21 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from stepkernel.cuda.check import Spread
 from stepkernel.cuda.mutation import (
     LEAST,
     Outcome,
     known_reasons,
     last_line_of_walk,
     summary,
-    without_a_cta,
     write,
 )
+from stepkernel.cuda.mutation_trials import PEAKS, without_a_cta
+from stepkernel.program.program import reads
+from stepkernel.program.stages import Argmax
 from support.cuda import PTX, case_of, text
 
 
@@ -62,3 +66,14 @@ def test_the_walk_and_its_patience_are_found_in_the_text() -> None:
     assert "%nctaid" not in changed
     assert "4194304" not in changed
     assert "4194303" not in changed
+
+
+def test_peaks_lie_evenly_over_all_tokens() -> None:
+    stage = next(stage for stage in case_of("micro_linear_3x1").plan().program.stages if isinstance(stage, Argmax))
+    (logits,) = reads(stage)
+    found = []
+    for number in range(PEAKS):
+        buffers = {logits: np.zeros((3, 1536), np.float32)}
+        Spread(6, 1.0, peaks=(number, PEAKS)).fill(0, stage, buffers, np.arange(3))
+        found += buffers[logits].argmax(axis=1).tolist()
+    assert found == list(range(0, 1536, 32))

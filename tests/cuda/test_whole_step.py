@@ -12,7 +12,7 @@ from stepkernel.cuda.cases import Case, StageCase, many, small, stages, tiny, va
 from stepkernel.cuda.check import Emulated, Spread, exceeding
 from stepkernel.cuda.emulate import EmulatedDevice
 from stepkernel.cuda.executor import CudaExecutor
-from stepkernel.cuda.mutation import without_a_cta
+from stepkernel.cuda.mutation_trials import without_a_cta
 from stepkernel.runtime.scenario import PAGE_TOKENS, without_state_table
 from support.cuda import ARCHES, case_of, emulated, stage_case, text
 from support.random_weights import RandomWeights

@@ -152,25 +152,36 @@ def mutate(
     """Puts single mistakes into the kernels' PTX and counts how many of them the emulated comparison notices."""
     from rich.progress import track
 
-    from stepkernel.cuda import mutation
+    from stepkernel.cuda import mutation, mutation_trials
     from stepkernel.cuda.check import synthetic
     from stepkernel.cuda.manifest import recorded
     from stepkernel.cuda.spec import source_hash
 
     console = Console()
-    wanted: list[Case | StageCase] = [*stages(), small()[1]]
+    two, _, multicast = exchanges()
+    wanted: list[Item] = [*stages(), small()[1], two, multicast]
     items = [(item, "sm_90a") for item in wanted]
     items += [(item, "sm_103a") for item in wanted if item.name == "k3_moe_up"]
     outcomes: list[mutation.Outcome] = []
     with tempfile.TemporaryDirectory() as scratch:
-        tried: dict[str, mutation.Trials] = {}
+        models: dict[str, mutation_trials.Model] = {}
+
+        def model_of(case: Case) -> mutation_trials.Model:
+            if case.name not in models:
+                models[case.name] = mutation_trials.model_of(case, synthetic(case, Path(scratch) / case.name))
+            return models[case.name]
+
         chosen = [(item, arch) for item, arch in items if match in item.name]
         for item, arch in track(chosen, "mutants", console=console, disable=not console.is_terminal):
-            case = item.case if isinstance(item, StageCase) else item
-            if case.name not in tried:
-                tried[case.name] = mutation.trials(case, synthetic(case, Path(scratch) / case.name))
+            if isinstance(item, StageCase):
+                trials = mutation_trials.of_stage(item, model_of(item.case))
+            elif isinstance(item, Case):
+                trials = mutation_trials.of_step(item, model_of(item))
+            else:
+                trials = mutation_trials.of_exchange(item)
             text = recorded(directory, item.spec(), arch)
-            outcomes += mutation.study(item, text, tried[case.name], count, lambda _: None)
+            walk = isinstance(item, Case)
+            outcomes += mutation.study(item.name, text, trials, count, lambda _: None, walk)
     found = mutation.summary(outcomes, source_hash(), mutation.known_reasons(out))
     table = Table("mistake", "noticed", "survived", box=None)
     for kind, counts in found["kinds"].items():
