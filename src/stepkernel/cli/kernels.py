@@ -158,8 +158,7 @@ def mutate(
     from stepkernel.cuda.spec import source_hash
 
     console = Console()
-    two, _, multicast = exchanges()
-    wanted: list[Item] = [*stages(), small()[1], two, multicast]
+    wanted: list[Case | StageCase] = [*stages(), small()[1]]
     items = [(item, "sm_90a") for item in wanted]
     items += [(item, "sm_103a") for item in wanted if item.name == "k3_moe_up"]
     outcomes: list[mutation.Outcome] = []
@@ -175,10 +174,8 @@ def mutate(
         for item, arch in track(chosen, "mutants", console=console, disable=not console.is_terminal):
             if isinstance(item, StageCase):
                 trials = mutation_trials.of_stage(item, model_of(item.case))
-            elif isinstance(item, Case):
-                trials = mutation_trials.of_step(item, model_of(item))
             else:
-                trials = mutation_trials.of_exchange(item)
+                trials = mutation_trials.of_step(item, model_of(item))
             text = recorded(directory, item.spec(), arch)
             walk = isinstance(item, Case)
             outcomes += mutation.study(item.name, text, trials, count, lambda _: None, walk)

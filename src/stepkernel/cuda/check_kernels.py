@@ -49,7 +49,7 @@ class Checker:
             step = compare(item, model, checkpoint.weights, ptx, seed)
         else:
             step = self._model(item).step(ptx, seed)
-        limit = step.limit("logits")
+        limit = 2 * step.rounding["logits"]
         return Checked("whole step", step.found["logits"], limit, step.wrong, step.result.instructions)
 
     def _model(self, case: Case) -> Emulated:

@@ -1,4 +1,4 @@
-"""What a mutant of a kernel must pass to survive: comparisons of a stage, of a whole step, and of exchanges."""
+"""What a mutant of a kernel must pass to survive: comparisons of a stage and of a whole step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,20 +9,18 @@ import numpy as np
 from stepkernel.cuda.bound_step import StepFailed
 from stepkernel.cuda.cases import Case, StageCase
 from stepkernel.cuda.check import Emulated, Spread, exceeding, live_contexts
-from stepkernel.cuda.check_exchange import ExchangeHarness
 from stepkernel.cuda.emulate import EmulatedDevice
 from stepkernel.cuda.executor import CudaExecutor
-from stepkernel.cuda.group_cases import ExchangeCase
 from stepkernel.cuda.spec import PATIENCE
-from stepkernel.cuda.step_block import FAILURE, MISMATCH, SILENT
+from stepkernel.cuda.step_block import FAILURE
 from stepkernel.model.weights import Weights
 from stepkernel.program.inputs import StepInputs
-from stepkernel.program.stages import Argmax
+from stepkernel.program.stages import Argmax, KdaCore
+from stepkernel.runtime.scenario import without_state_table
 
 LONG_CONTEXTS = (300, 5, 130)  # several blocks of the attention, a page that begins, pages that are full
 MANY_CTAS = 14  # more than the small stages have pieces
-PEAKS = 16  # trials of argmax: its largest logits lie 32 apart in 3 rows of 1536
-LAUNCHES = 5  # of exchanges, so that every copy of a slot is used by every kind
+PEAKS = 16  # trials of argmax: of 3 rows of 1536, every run of 32 logits has the largest at one of its ends
 SHORT_PATIENCE = 320  # questions of a CTA that waits, where one is missing; the last one asks for the failure word too
 
 
@@ -62,7 +60,8 @@ def of_stage(item: StageCase, model: Model) -> list[Trial]:
     * one CTA does all pieces one after another, warps in a random order, every request is live and continues from any
       of its slots, long contexts, wide inputs;
     * many CTAs, another random order, inputs of about 1;
-    * argmax with its largest logits all over the vocabulary.
+    * the KDA core with one slot for each request too, unless it recovers states; argmax with its largest logits all
+      over the vocabulary.
     """
     short, long, later = model.short, model.long, model.later
     stages: list[Trial] = [
@@ -70,7 +69,10 @@ def of_stage(item: StageCase, model: Model) -> list[Trial]:
         partial(_compare, item, long, later, seed=1, grid=1, spread=Spread(3, 6.0)),
         partial(_compare, item, long, later, seed=2, grid=MANY_CTAS, spread=Spread(6, 1.0)),
     ]
-    if isinstance(long.plan.program.stages[item.stage], Argmax):
+    stage = long.plan.program.stages[item.stage]
+    if isinstance(stage, KdaCore) and not later.recovers:
+        stages.append(partial(_compare, item, short, without_state_table(short.inputs())))
+    if isinstance(stage, Argmax):
         spreads = [Spread(6, 1.0, peaks=(number, PEAKS)) for number in range(PEAKS)]
         stages += [partial(_compare, item, long, later, spread=spread) for spread in spreads]
     return stages
@@ -79,16 +81,6 @@ def of_stage(item: StageCase, model: Model) -> list[Trial]:
 def of_step(item: Case, model: Model) -> list[Trial]:
     """A whole step: in two orders, after 2^33 arrivals, without one of its CTAs, and after a failure elsewhere."""
     return [partial(call, item, model.short) for call in (_step, _step_after_days, _lose, _hear_of_a_loss)]
-
-
-def of_exchange(item: ExchangeCase) -> list[Trial]:
-    """Exchanges of several launches in a fixed order and in random ones; without the last rank; of different steps."""
-    return [
-        partial(_exchange, item, None),
-        partial(_exchange, item, 3),
-        partial(_exchange_without_a_rank, item),
-        partial(_exchange_of_two_steps, item),
-    ]
 
 
 def without_a_cta(ptx: str, grid: int, patience: int = SHORT_PATIENCE) -> str:
@@ -148,30 +140,3 @@ def _must_fail(executor: CudaExecutor, device: EmulatedDevice, inputs: StepInput
     except StepFailed:
         return Run("", device.results[-1].instructions)
     return Run(otherwise, device.results[-1].instructions)
-
-
-def _exchange(item: ExchangeCase, seed: int | None, ptx: str, limit: int) -> Run:
-    harness, instructions = ExchangeHarness(item, ptx), 0
-    for launch in range(LAUNCHES):
-        own = None if seed is None else seed + launch
-        instructions += harness.run(seed=own, instruction_limit=limit).instructions
-        if any(harness.failures()):
-            return Run("the kernel gave up", instructions)
-        if harness.wrong():
-            return Run("wrong result", instructions)
-    return Run("", instructions)
-
-
-def _exchange_without_a_rank(item: ExchangeCase, ptx: str, limit: int) -> Run:
-    """All ranks, present or not, must hear from whom an answer is missing, and who missed it."""
-    harness, missing = ExchangeHarness(item, impatient(ptx)), item.ranks - 1
-    done = harness.run(range(missing), instruction_limit=limit)
-    told = all(f & 255 == SILENT and f >> 8 & 255 == missing and f >> 16 < missing for f in harness.failures())
-    return Run("" if told else "a missing rank is not reported", done.instructions)
-
-
-def _exchange_of_two_steps(item: ExchangeCase, ptx: str, limit: int) -> Run:
-    harness = ExchangeHarness(item, ptx)
-    done = harness.run(facts=(5,) * (item.ranks - 1) + (9,), instruction_limit=limit)
-    told = all(failure & 255 == MISMATCH for failure in harness.failures())
-    return Run("" if told else "another step is not reported", done.instructions)
