@@ -125,7 +125,8 @@ def test_what_a_device_cannot_do_is_refused(machine: HostMachine) -> None:
         ({"kv_cache_dtype": "fp8"}, "requests, FP8 latents on sm_90a; none .* --kv-cache-dtype fp8 --arch sm_90a"),
         ({"recurrent_dtype": "bfloat16"}, "requests, BF16 states on sm_90a; none .* --recurrent-dtype bfloat16 --arch"),
         ({"threads": 2}, "threads 2: drop it"),
-        ({"max_requests": 9}, "9 requests together, a step of the GPU kernels takes 8"),
+        ({"max_requests": 9}, "no step for up to 9 requests"),
+        ({"max_requests": 65}, "max_requests 65: a step takes 1 to 64 requests"),
     ):
         with pytest.raises(ValueError, match=message):
             on_device(**options)

@@ -13,8 +13,9 @@ from stepkernel.cuda.spec import KernelSpec, source_hash
 from stepkernel.model.config import ModelConfig
 from stepkernel.model.shard import Shard
 from stepkernel.program.builder import build_program
+from stepkernel.program.program import MAX_ROWS
 
-MAX_ROWS = 8  # of a step: its rows are the columns of one matrix instruction (`dims.LinearDims`)
+PROMPT_TOKENS = 8  # of a step that takes a prompt in: as many rows as one matrix instruction has columns
 SHOWN = 12
 
 
@@ -125,7 +126,7 @@ class KernelDirectory:
     def _command(self, requests: int, page_tokens: int | None) -> str:
         pages = "" if page_tokens is None else f" --page-tokens {page_tokens}"
         return (
-            f"`stepkernel kernels build --model MODEL --shapes {requests}x1,1x{MAX_ROWS}{pages}"
+            f"`stepkernel kernels build --model MODEL --shapes {requests}x1,1x{PROMPT_TOKENS}{pages}"
             f"{self._formats.options} "
             f"--arch {self._machine.arch} --out {self.directory}`"
         )

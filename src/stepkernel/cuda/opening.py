@@ -7,12 +7,13 @@ from typing import Literal, get_args
 
 from stepkernel.cuda.decoder import DeviceDecoder, choose
 from stepkernel.cuda.device_protocol import Machine
-from stepkernel.cuda.kernel_search import MAX_ROWS, Built, Formats, KernelDirectory
+from stepkernel.cuda.kernel_search import Built, Formats, KernelDirectory
 from stepkernel.cuda.manifest import read
 from stepkernel.cuda.spec import ARCHES
 from stepkernel.model.config import ModelConfig
 from stepkernel.model.weights import Weights
 from stepkernel.program.inputs import Caches
+from stepkernel.program.program import MAX_ROWS
 
 DeviceName = Literal["cuda", "emulator"]
 DEVICES: tuple[DeviceName, ...] = get_args(DeviceName)

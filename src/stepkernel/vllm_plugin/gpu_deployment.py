@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepkernel.cuda.kernel_search import MAX_ROWS, Built, KernelDirectory
+from stepkernel.cuda.kernel_search import Built, KernelDirectory
 from stepkernel.model.config import ModelConfig
+from stepkernel.program.program import MAX_ROWS
 from stepkernel.vllm_plugin.options import FP8_CACHE, DeploymentError, Options
 
 if TYPE_CHECKING:
