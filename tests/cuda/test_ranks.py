@@ -20,7 +20,6 @@ from support.random_weights import RandomWeights
 pytestmark = pytest.mark.skipif(os.environ.get("PTXCHECK_COMPILE") != "1", reason="run by test_compiled.py")
 
 CONTEXTS = (130, 0, 17, 5, 33, 1, 48, 15)
-LIVE = (21, 0, 40, 5, 16, 33)
 # With `CONTEXTS`, two experts of a row are so near each other that roundings of the ranks' parts choose the other one.
 TIES = ("tiny_k3_8x1_tp2", "tiny_k3_8x1_dcp2", "tiny_k3_2x4_tp4")
 
@@ -52,8 +51,8 @@ def test_whole_step_of_all_ranks(case: Case, arch: str) -> None:
 
 @pytest.mark.parametrize("live", [1, 3, 5, 6])
 def test_rows_and_padding_of_two_ranks(live: int) -> None:
-    case = group_case("tiny_k3_8x1_dcp2")
-    model = emulated(whole(case), LIVE[:live])
+    case = group_case("tiny_kimi_linear_8x1_dcp2")
+    model = emulated(whole(case), CONTEXTS[:live])
     found = compare(case, model, lambda shard: weights_of(case, shard), text(case), live)
     assert not found.wrong, found
 
