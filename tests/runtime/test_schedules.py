@@ -88,8 +88,8 @@ def test_batches_equal_solo_runs_bit_for_bit(open_session: Open, model: str, bac
         seen: dict[int, list[bytes]] = {i: [] for i in range(len(prompts))}
         decode = session.engine.decode
 
-        def watched(inputs):  # type: ignore[no-untyped-def]
-            outputs = decode(inputs)
+        def watched(inputs, logits):  # type: ignore[no-untyped-def]
+            outputs = decode(inputs, logits)
             ready = [s for s in session.active if not s.to_prefill]
             for row, sequence in enumerate(ready):
                 seen[sequence.request_id].append(outputs.logits[row].tobytes())
