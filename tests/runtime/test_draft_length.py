@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from stepkernel.runtime.draft_length import BUDGET, DraftLength
+from stepkernel.runtime.draft_length import ALLOWANCE, BUDGET, DraftLength
 
 MOST = 7
 
@@ -114,6 +114,22 @@ def test_a_slow_moment_of_plain_decode_does_not_speak_for_drafts() -> None:
             time, tokens = time + seconds, tokens + 1 + accepted
     plain = float(np.mean([machine.seconds(0, rng) for _ in range(2000)]))
     assert tokens * plain / time > 0.97
+
+
+def test_a_first_trial_of_unknown_cost_is_paid_for_before_the_next() -> None:
+    """One draft costs 3.4 plain rounds, which nobody knows before. All later trials keep to the account."""
+    rng, lengths = np.random.default_rng(0), DraftLength(MOST)
+    machine = Machine(slope=0.4, drafting=2.0, rate=0.0, noise=0.0, plain=1.0)
+    lost, trials = 0.0, 0
+    for step in range(1500):
+        drafts = lengths.choose(1)
+        seconds = machine.seconds(drafts, rng)
+        lengths.record(1, drafts, seconds, [0])
+        lost += seconds - 1
+        trials += drafts > 0
+        if drafts and trials > 1:
+            assert lost <= BUDGET * (step + 1 + lost) + ALLOWANCE
+    assert trials > 2
 
 
 def test_the_acceptance_of_a_new_text_is_noticed() -> None:

@@ -23,7 +23,7 @@ from stepkernel.vllm_plugin.batch import PageBatch, StateBatch
 from stepkernel.vllm_plugin.configure import Configuration, GpuConfiguration
 from stepkernel.vllm_plugin.cpu_executors import CpuExecutors
 from stepkernel.vllm_plugin.decode import DecodeOutputs, SpecialisedDecode
-from stepkernel.vllm_plugin.gpu_deployment import Target, check_gpu_deployment
+from stepkernel.vllm_plugin.gpu_deployment import Gpu, check_gpu_deployment
 from stepkernel.vllm_plugin.gpu_executors import GpuExecutors, cache_map
 from stepkernel.vllm_plugin.layers import state_shapes
 from stepkernel.vllm_plugin.options import DeploymentError, Options
@@ -78,7 +78,7 @@ def deployment(**changed: Any) -> Any:
 
 
 def test_deployments_without_kernels_or_beyond_them_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    hopper = Target("sm_90a", "an H200")
+    hopper = Gpu("sm_90a", "an H200")
     monkeypatch.setattr(gpu_deployment, "target", lambda: hopper)
     check_gpu_deployment(deployment(), GOOD)
     for options, changed, message in (
@@ -94,7 +94,7 @@ def test_deployments_without_kernels_or_beyond_them_are_refused(monkeypatch: pyt
     ):
         with pytest.raises(DeploymentError, match=f"^decode on a GPU: .*{message}"):
             check_gpu_deployment(deployment(**changed), options)
-    monkeypatch.setattr(gpu_deployment, "target", lambda: Target("sm_100a", "a B200"))
+    monkeypatch.setattr(gpu_deployment, "target", lambda: Gpu("sm_100a", "a B200"))
     with pytest.raises(DeploymentError, match=r"made for sm_103a, sm_90a, a B200 takes sm_100a; run"):
         check_gpu_deployment(deployment(), GOOD)
     config = SimpleNamespace(additional_config={"kernels": str(PTX)})

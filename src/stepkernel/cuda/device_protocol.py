@@ -34,10 +34,10 @@ class Device(Protocol):
         ...
 
 
-class Machine(Protocol):
-    """A GPU or the emulator: several kernels over one memory.
+class Target(Protocol):
+    """What kernels are chosen by.
 
-    arch  that kernels must be built for
+    arch  that they must be built for
     name  of the GPU
     fits  CTAs that can run at a time
     """
@@ -50,6 +50,10 @@ class Machine(Protocol):
 
     @property
     def fits(self) -> int: ...
+
+
+class Machine(Target, Protocol):
+    """A GPU or the emulator: several kernels over one memory."""
 
     def load(self, directory: Path, spec: KernelSpec) -> Device:
         """Raises ValueError if it cannot run the kernel."""

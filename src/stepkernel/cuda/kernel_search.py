@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from stepkernel.cuda.cases import GRID, PAGE_TOKENS
-from stepkernel.cuda.device_protocol import Machine
+from stepkernel.cuda.device_protocol import Target
 from stepkernel.cuda.manifest import matches, read
 from stepkernel.cuda.plan import Geometry, Plan, make_plan
 from stepkernel.cuda.spec import KernelSpec, source_hash
@@ -60,7 +60,7 @@ class Built:
 
 
 class KernelDirectory:
-    """What `stepkernel kernels build` wrote, for one machine and one model.
+    """What `stepkernel kernels build` wrote, for one GPU and one model.
 
     Raises ValueError for what is no such directory, or was made by another version or for another architecture.
     """
@@ -68,7 +68,7 @@ class KernelDirectory:
     def __init__(
         self,
         directory: Path,
-        machine: Machine,
+        machine: Target,
         config: ModelConfig,
         shard: Shard = Shard(),  # noqa: B008
         formats: Formats = Formats(),

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from stepkernel.cuda.device_protocol import Target
 from stepkernel.cuda.kernel_search import Built, KernelDirectory
 from stepkernel.model.config import ModelConfig
 from stepkernel.program.program import MAX_ROWS
@@ -15,27 +16,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Target:
-    """The GPU as kernels are chosen for it (`device_protocol.Machine` without the machine)."""
+class Gpu:
+    """The GPU as kernels are chosen for it (`device_protocol.Target`)."""
 
     arch: str
     name: str
     fits: int = 1 << 20  # how many multiprocessors there are is asked when the kernels are loaded
 
-    def load(self, directory: Path, spec: Any) -> Any:
-        raise NotImplementedError("a target runs nothing")
 
-    def copy_gbps(self) -> float:
-        raise NotImplementedError("a target has no memory")
-
-
-def target() -> Target:
+def target() -> Gpu:
     from vllm.platforms import current_platform
 
     capability = current_platform.get_device_capability()
     if capability is None:
         raise DeploymentError("the GPU kernels need an NVIDIA GPU, and vLLM finds none")
-    return Target(f"sm_{capability.major}{capability.minor}a", str(current_platform.get_device_name()))
+    return Gpu(f"sm_{capability.major}{capability.minor}a", str(current_platform.get_device_name()))
 
 
 def check_gpu_deployment(config: "VllmConfig", options: Options) -> None:
@@ -51,7 +46,7 @@ def check_gpu_deployment(config: "VllmConfig", options: Options) -> None:
         raise DeploymentError(f"decode on a GPU: {error}") from None
 
 
-def prepared(kernels: Path, machine: Any, config: ModelConfig, most: int = 1) -> int:
+def prepared(kernels: Path, machine: Target, config: ModelConfig, most: int = 1) -> int:
     """Requests of the step that a directory's kernels make at a time: enough for `most`, or as many as there are.
 
     Raises ValueError if the directory has no step of the model.
