@@ -219,10 +219,10 @@ class Emulated:
         return StepDiff(found, rounding, stray, device.results[-1])
 
     def compare_step(
-        self, reference: ReferenceExecutor, gpu: Executor
+        self, reference: ReferenceExecutor, gpu: Executor, inputs: StepInputs | None = None
     ) -> tuple[dict[str, float], dict[str, float], int]:
-        """What `StepDiff` holds, for an executor on any device."""
-        inputs = self.inputs()
+        """What `StepDiff` holds, for an executor on any device. Both start from what lies in the reference's caches."""
+        inputs = inputs or self.inputs()
         poison_caches(reference.caches, inputs)
         exact = self.caches()
         for caches in (gpu.caches, exact):

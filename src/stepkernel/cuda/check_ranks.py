@@ -147,6 +147,8 @@ def _hand_out(caches: Caches, own: Caches, shard: Shard, inputs: StepInputs, con
         mine[...] = all_heads[:, shard.part(all_heads.shape[1])]
     for mine, all_heads in zip(own.conv, caches.conv, strict=True):
         mine[...] = _channels(all_heads, shard).reshape(mine.shape)
+    for mine, all_heads in zip(own.records, caches.records, strict=True):
+        mine[...] = all_heads[:, :, shard.part(all_heads.shape[2])]
     for mine, rows in zip(own.latent, caches.latent, strict=True):
         if context is None:
             mine[...] = rows
@@ -171,6 +173,8 @@ def _collect(
         for mine, all_heads in zip(own.conv, caches.conv, strict=True):
             part = _channels(all_heads, shard)
             part[...] = mine.reshape(part.shape)
+        for mine, all_heads in zip(own.records, caches.records, strict=True):
+            all_heads[:, :, shard.part(all_heads.shape[2])] = mine
         context = contexts[rank]
         for mine, rows in zip(own.latent, caches.latent, strict=True):
             if context is None:
@@ -184,7 +188,7 @@ def _collect(
 
 
 def _arrays(caches: Caches) -> list[NDArray[Any]]:
-    return [*caches.latent, *caches.conv, *caches.recurrent]
+    return [*caches.latent, *caches.recurrent, *caches.conv, *caches.records]
 
 
 def _strays(caches: Caches, before: Sequence[NDArray[Any]], inputs: StepInputs) -> int:
@@ -193,11 +197,11 @@ def _strays(caches: Caches, before: Sequence[NDArray[Any]], inputs: StepInputs) 
     rows = inputs.slot_mapping[inputs.slot_mapping >= 0]
     count = 0
     for index, (now, old) in enumerate(zip(_arrays(caches), before, strict=True)):
-        latent, conv = len(caches.latent), len(caches.latent) + len(caches.conv)
+        latent, recurrent = len(caches.latent), len(caches.latent) + len(caches.recurrent)
         if index < latent:
             now, old, written = now.reshape(-1, now.shape[-1]), old.reshape(-1, old.shape[-1]), rows
         else:
-            slots = (states[:, 0] if index < conv else states.ravel()).astype(np.int64)
+            slots = (states.ravel() if index < recurrent else states[:, 0]).astype(np.int64)
             written = slots[slots > 0]
         rest = np.setdiff1d(np.arange(len(now)), written)
         count += _differing(now[rest], old[rest])

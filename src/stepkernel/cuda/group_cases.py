@@ -44,6 +44,18 @@ def _micro_ranks() -> tuple[Case, ...]:
         Case("micro_k3_2x2_dcp2", k3, 2, 2, grid=4, ranks=2, interleave=1),
         Case("micro_linear_1x1_dcp4", linear, 1, 1, grid=2, ranks=4, interleave=4),
         Case("micro_k3_2x2_dcp2_fp8", k3, 2, 2, grid=4, ranks=2, interleave=1, latents="fp8"),
+        Case("micro_k3_2x2_tp2_recovering", k3, 2, 2, grid=4, ranks=2, recovers=True),
+        Case(
+            "micro_linear_2x2_tp2_fp8_recovering_bf16",
+            linear,
+            2,
+            2,
+            grid=4,
+            ranks=2,
+            latents="fp8",
+            recovers=True,
+            states="bfloat16",
+        ),
     )
 
 
