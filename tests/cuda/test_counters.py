@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ptxcheck import Traffic
-from stepkernel.cuda.check import exceeding
+from stepkernel.cuda.limits import exceeding
 from stepkernel.program.cost import Load, cost
 from stepkernel.program.stages import Absorb, ExpertsDown, ExpertsUp, Linear, Stage, ValueGate
 from support.cuda import ARCHES, case_of, emulated, stage_case, text

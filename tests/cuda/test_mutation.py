@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stepkernel.cuda.check import Spread
 from stepkernel.cuda.mutation import (
     LEAST,
     Outcome,
@@ -17,6 +16,7 @@ from stepkernel.cuda.mutation import (
     write,
 )
 from stepkernel.cuda.mutation_trials import PEAKS, without_a_cta
+from stepkernel.cuda.spread import Spread
 from stepkernel.program.program import reads
 from stepkernel.program.stages import Argmax
 from support.cuda import PTX, case_of, text

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from ptxcheck import LaunchError
-from stepkernel.cuda.check import exceeding
 from stepkernel.cuda.emulate import EmulatedDevice
 from stepkernel.cuda.executor import CudaExecutor
+from stepkernel.cuda.limits import exceeding
 from stepkernel.model.formats import bf16_round
 from stepkernel.program.stages import Linear
 from stepkernel.runtime.caches import allocate_caches

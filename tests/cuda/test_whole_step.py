@@ -9,10 +9,12 @@ import pytest
 from ptxcheck import LaunchError
 from stepkernel.cuda.bound_step import StepFailed
 from stepkernel.cuda.cases import Case, StageCase, many, small, stages, tiny, variants, wide, wide_stages
-from stepkernel.cuda.check import Emulated, Spread, exceeding
+from stepkernel.cuda.check import Emulated
 from stepkernel.cuda.emulate import EmulatedDevice
 from stepkernel.cuda.executor import CudaExecutor
+from stepkernel.cuda.limits import exceeding
 from stepkernel.cuda.mutation_trials import without_a_cta
+from stepkernel.cuda.spread import Spread
 from stepkernel.runtime.scenario import PAGE_TOKENS, without_state_table
 from support.cuda import ARCHES, case_of, emulated, stage_case, text
 from support.random_weights import RandomWeights

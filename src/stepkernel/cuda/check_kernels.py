@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepkernel.cuda.cases import Case, StageCase
-from stepkernel.cuda.check import STAGE_LIMIT, Emulated, exceeding, live_contexts, synthetic
+from stepkernel.cuda.check import Emulated, live_contexts, synthetic
 from stepkernel.cuda.check_exchange import ExchangeHarness
 from stepkernel.cuda.check_ranks import compare, whole
 from stepkernel.cuda.group_cases import ExchangeCase, Item
+from stepkernel.cuda.limits import STAGE_LIMIT, exceeding
 from stepkernel.model.checkpoint import Checkpoint
 
 LAUNCHES = 3

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from stepkernel.cuda.cases import Case, small, tiny, variants
-from stepkernel.cuda.check import Emulated, exceeding, live_contexts, synthetic
+from stepkernel.cuda.check import Emulated, live_contexts, synthetic
 from stepkernel.cuda.gpu import Gpu, GpuDevice
 from stepkernel.cuda.gpu_time import ASSUMED_GBPS, ROOM, expected, models, seconds, time_model
+from stepkernel.cuda.limits import exceeding
 from stepkernel.cuda.manifest import find
 from stepkernel.runtime.diff import diff
 

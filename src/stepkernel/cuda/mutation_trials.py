@@ -8,10 +8,12 @@ import numpy as np
 
 from stepkernel.cuda.bound_step import StepFailed
 from stepkernel.cuda.cases import Case, StageCase
-from stepkernel.cuda.check import Emulated, Spread, exceeding, live_contexts
+from stepkernel.cuda.check import Emulated, live_contexts
 from stepkernel.cuda.emulate import EmulatedDevice
 from stepkernel.cuda.executor import CudaExecutor
+from stepkernel.cuda.limits import exceeding
 from stepkernel.cuda.spec import PATIENCE
+from stepkernel.cuda.spread import Spread
 from stepkernel.cuda.step_block import FAILURE
 from stepkernel.model.weights import Weights
 from stepkernel.program.inputs import StepInputs
