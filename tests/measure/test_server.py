@@ -19,7 +19,7 @@ from stepkernel.measure.target import ServerTarget
 from stepkernel.measure.trace import Block, check_trace
 
 STEP = 12.0
-ATTEMPTS = 4  # another process on the machine can delay a client at any time; the traces of test_decode.py cannot be
+ATTEMPTS = 8  # another process on the machine can delay a client at any time; the traces of test_decode.py cannot be
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from stepkernel.model.checkpoint import Checkpoint
 from stepkernel.model.config import ConfigError
 from stepkernel.program.draft_inputs import ContextRows, DraftBlock, DraftOutputs
 from stepkernel.program.routing import Reason
+from stepkernel.runtime.draft_length import DraftLength
 from stepkernel.runtime.sampling import RequestError, Sampling
 from stepkernel.runtime.sequence import Result, StopRules
 from stepkernel.runtime.session import Session
@@ -276,6 +277,54 @@ def test_synthetic_acceptance(open_session: Open, length: float) -> None:
     assert session.speculator.counts.length == pytest.approx(length, abs=0.25)
 
 
+def in_order(lengths: DraftLength, order: list[int]) -> None:
+    """Chooses these numbers, whatever rounds take."""
+    turns, lengths.held = iter(order), 0
+    lengths.choose = lambda requests: next(turns)  # type: ignore[method-assign]
+
+
+def test_what_rounds_take_is_known_before_the_first(open_session: Open) -> None:
+    """Measured on pages and slots that nobody owns yet: no step is counted, and requests find nothing of it."""
+    for states in ("per-position", "recovering"):
+        session = speculating(open_session, "latency_specialized", 5, adaptive=True, max_requests=3, states=states)
+        assert session.speculator is not None
+        lengths = session.speculator.lengths
+        assert set(lengths.extra) == {1, 2, 3}
+        assert all(set(found) == {0, 1, 5} for found in lengths.extra.values())
+        assert all(found[0] > 0 and max(found.values()) > 0 for found in lengths.extra.values())
+        assert not session.engine.times
+        assert not any(lengths.rounds)
+        assert session.pages.free == session.pages.capacity
+    fixed = speculating(open_session, "latency_specialized", 5, max_requests=3)
+    assert fixed.speculator is not None
+    assert not fixed.speculator.lengths.extra
+
+
+def test_a_draft_whose_context_costs_too_much_is_left_alone(open_session: Open) -> None:
+    """Requests lose their context, later ones get one again when the time has paid for it; the text stays."""
+    wanted = plain(open_session, "latency_specialized")
+    session = speculating(open_session, "latency_specialized", 5, adaptive=True, max_requests=2)
+    speculator = session.speculator
+    assert speculator is not None
+    lengths = speculator.lengths
+    lengths.extra = {n: {0: 1e3, 1: 1e6, 5: 1e6} for n in (1, 2)}
+    session.generate(prompts()[:2], rules=RULES)
+    assert not lengths.keeps_context
+    assert not any(lengths.rounds[1:])
+    found = []
+    for prompt in prompts()[:2]:
+        session.add(prompt, rules=RULES)
+    while session.busy:
+        found += [e.result for e in session.step() if e.result is not None]
+        assert not any(s.has_context or s.pending for s in session.active)
+    assert sorted(r.token_ids for r in found) == sorted(wanted[:2])
+    lengths.extra = {n: {0: 0.0, 1: 0.0, 5: 0.0} for n in (1, 2)}
+    lengths._total, lengths._loads = 1e9, {}
+    session.generate(prompts()[:1], rules=RULES)  # the first request after it notices
+    assert [session.generate([p], rules=RULES)[0].token_ids for p in prompts()[2:4]] == wanted[2:4]
+    assert any(lengths.rounds[1:])
+
+
 def test_adaptive_sessions_give_the_same_text(open_session: Open) -> None:
     wanted = plain(open_session, "latency_specialized")
     session = speculating(open_session, "latency_specialized", 5, adaptive=True, max_requests=8)
@@ -292,8 +341,7 @@ def test_rounds_without_drafts_keep_the_context(open_session: Open) -> None:
         session = speculating(open_session, "latency_specialized", 4, adaptive=True, max_requests=1)
         speculator = session.speculator
         assert speculator is not None
-        order = iter([0] * plain_rounds + [4] * 100)
-        speculator.lengths.choose = lambda requests, order=order: next(order)  # type: ignore[method-assign]
+        in_order(speculator.lengths, [0] * plain_rounds + [4] * 100)
         session.generate([prompt], rules=rules)
         accepted.append(speculator.counts)
     assert accepted[1].verified < accepted[0].verified
@@ -356,8 +404,7 @@ def test_recovering_states(open_session: Open, backend: str) -> None:
     session = speculating(open_session, backend, 5, adaptive=True, max_requests=3, states="recovering")
     assert session.slots.capacity == 3
     assert session.speculator is not None
-    order = iter([5, 0, 0, 3, 5, 1, 0, 2] * 100)
-    session.speculator.lengths.choose = lambda requests: next(order)  # type: ignore[method-assign]
+    in_order(session.speculator.lengths, [5, 0, 0, 3, 5, 1, 0, 2] * 100)
     count = 3 if backend == "standard" else 8
     found = session.generate(prompts()[:count], rules=RULES)
     assert [r.token_ids for r in found] == wanted[:count]

@@ -42,7 +42,13 @@ def prefill_inputs(request: Request, count: int, page_tokens: int) -> StepInputs
 def verify_inputs(
     requests: Items[SpeculatingRequest], drafts: NDArray[np.int32], page_tokens: int, recovers: bool = False
 ) -> StepInputs:
-    """The last token of each request and its drafts, int32 [requests, drafts]; no drafts make a plain step."""
+    """The last token of each request and its drafts, int32 [requests, drafts]; no drafts make a plain step.
+
+    Where the states of all lie in their first slots already, a plain step gets these alone: kernels then write a window
+    of the usual size instead of one for every number of accepted drafts (tiny-k3, 7 drafts: 7 % of a step's time).
+    """
+    if not drafts.shape[1] and not recovers and all(s.accepted == 1 for s in requests):
+        return decode_inputs(requests, page_tokens)
     queries = 1 + drafts.shape[1]
     starts = np.array([s.computed for s in requests], np.int32)
     table = page_tables(requests, starts + queries, page_tokens)

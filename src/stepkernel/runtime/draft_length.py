@@ -1,8 +1,11 @@
 """How many tokens to draft in a round: from measured costs and measured acceptance, down to none at all."""
 
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 from statistics import median
 
 KEPT = 9  # times of one (load, drafts) that count
@@ -11,10 +14,10 @@ PRIOR_RATE, PRIOR_WEIGHT = 0.6, 3.0  # acceptance of a position nobody has seen
 MEMORY = 0.98  # weight of a round's acceptance against the one after it, and
 FORGETTING = 0.99  # per round without drafts: another text may be easier
 OUTLIER = 2.0  # times what such a round takes, or is expected to take: longer ones are charged as this long
-FIRST_OUTLIER = 4.0  # the same for a number of drafts that was never timed
+UNTIMED = 1.5  # times what was rehearsed: what a first round with so many drafts may take more than a plain one
 MARGIN = 1.02  # speculation must be expected to be this much faster than plain decode
-BUDGET = 0.01  # of the time: what drafting in vain may cost in the long run, and
-ALLOWANCE = 1.5  # plain steps, what it may cost at the start
+BUDGET = 0.02  # of all time so far: what drafting in vain, and keeping a draft's context, may cost
+LOOK = 8  # plain rounds between two looks at whether to draft
 REFRESH = 64  # rounds with drafts after which plain decode is timed again: no slow moment excuses drafts for ever
 CREDIT = 4.0  # plain steps: gains that may pay for later losses, because a good draft is unlucky now and then
 FIRST_WAIT, LONGEST_WAIT = 32, 1024  # plain rounds between two trials of speculation that does not pay
@@ -22,38 +25,49 @@ FIRST_WAIT, LONGEST_WAIT = 32, 1024  # plain rounds between two trials of specul
 
 @dataclass
 class _Load:
-    """What is known of rounds with one number of requests: times by number of drafts, and since when nothing drafts."""
+    """What is known of rounds with one number of requests: times by number of drafts, and since when nothing drafts.
 
+    extra: seconds that rounds take beyond a plain one, by number of drafts; they hold until rounds were timed. Of 0
+    drafts: what it takes to keep the draft's context.
+    """
+
+    extra: Mapping[int, float]
     times: dict[int, deque[float]] = field(default_factory=dict)
     plain_rounds: int = 0
     since_plain: int = 0
-    wait: int = FIRST_WAIT
-    drafting: bool = True
+    wait: int = 0
+    rests: bool = False
+    costs: list[float] = field(default_factory=list)
 
-    def samples(self, drafts: int) -> deque[float]:
-        return self.times.setdefault(drafts, deque(maxlen=KEPT))
-
-    def cost(self, drafts: int) -> float:
-        """Seconds of a round, where it was not measured on the line through its neighbours; infinite before any.
+    def add(self, drafts: int, seconds: float, most: int) -> None:
+        """A round that was timed. `costs` become seconds of a round with 0 .. `most` drafts, on the line through its
+        neighbours where nothing is known, and stay empty until a plain round was timed.
 
         Without drafts the shortest counts: other programs only make rounds longer, and a moment in which plain decode
         was slow must not speak for drafts.
         """
-        known = sorted(k for k, times in self.times.items() if times)
-        if not known:
-            return float("inf")
-        if drafts in known or len(known) == 1:
-            chosen = drafts if drafts in known else known[0]
-            return _typical(self.times[chosen]) if chosen else min(self.times[0])
-        above = next((k for k in known if k > drafts), known[-1])
-        below = known[known.index(above) - 1]
-        low = _typical(self.times[below]) if below else min(self.times[0])
-        high = _typical(self.times[above])
-        return low + (high - low) * (drafts - below) / (above - below)
+        self.times.setdefault(drafts, deque(maxlen=KEPT)).append(seconds)
+        if 0 not in self.times:
+            return
+        plain = min(self.times[0])
+        if drafts or not self.costs or self.costs[0] != plain:
+            known = {k: plain + extra for k, extra in self.extra.items() if k}
+            known |= {k: _typical(times) for k, times in self.times.items()} | {0: plain}
+            self.costs = [_between(known, k) for k in range(most + 1)]
 
 
 def _typical(times: deque[float]) -> float:
     return median(times) if len(times) > FIRST_SAMPLES else min(times)
+
+
+def _between(known: Mapping[int, float], at: int) -> float:
+    """The value at a number, or on the line through its neighbours; that of the nearest beyond the last."""
+    places = sorted(known)
+    above = bisect_left(places, at)
+    if not 0 < above < len(places):
+        return known[places[min(above, len(places) - 1)]]
+    low, high = places[above - 1], places[above]
+    return known[low] + (known[high] - known[low]) * (at - low) / (high - low)
 
 
 class DraftLength:
@@ -62,20 +76,28 @@ class DraftLength:
     A round with k drafts gives 1 + a_1 + a_1 a_2 + ... tokens per request, a_i the measured acceptance of position i
     behind accepted ones, and takes a time measured for this k and this number of requests. The k with the most tokens
     per second is taken; none, if that is not faster than plain decode. All trials are paid from an account: what rounds
-    with drafts took longer than plain decode of the same tokens would have. A round that could take it beyond 1 % of
-    all time plus 1.5 steps, if every draft were rejected, is not run. So costs are measured from one draft upwards.
+    with drafts took longer than plain decode of the same tokens would have, and what plain rounds took to keep the
+    draft's context. A round that could take it beyond 2 % of all time so far, if every draft were rejected, is not
+    run; so trials begin with few drafts, and with what they gain come longer ones. `keeps_context` says when even the
+    context costs too much: requests that begin then, or are decoded, get none, and so no drafts.
+
+    extra: {requests: {drafts: seconds}}, what rounds take beyond a plain one (`rehearsal.extra_seconds`), for the same
+    drafts everywhere, 0, 1 and `most` among them. Without it nothing can be chosen.
     """
 
     def __init__(self, most: int, adaptive: bool = True) -> None:
         self.most = most
         self.adaptive = adaptive
+        self.extra: Mapping[int, Mapping[int, float]] = {}
         self.held: int | None = None  # always so many drafts, for measuring
         self.rounds = [0] * (most + 1)
         self.stopped = 0
+        self.keeps_context = True
         self._last = (0, 0.0, 0.0)
         self._loads: dict[int, _Load] = {}
         self._tried = [0.0] * most
         self._passed = [0.0] * most
+        self._plain_rounds = 0  # since counts were last weighed
         self._account = 0.0
         self._total = 0.0
 
@@ -85,83 +107,103 @@ class DraftLength:
             return self.held
         if not self.adaptive:
             return self.most
+        if not self.extra:
+            raise ValueError("what rounds with drafts take beyond plain ones (`extra`) must be known first")
         load = self._load(requests)
-        if len(load.samples(0)) < FIRST_SAMPLES or load.since_plain >= REFRESH:
+        if len(load.times.get(0, ())) < FIRST_SAMPLES or load.since_plain >= REFRESH:
             return 0
-        for k in (1, self.most):
-            # Until it may be tried, the longest block counts as what a line through none and one makes of it.
-            if len(load.samples(k)) < FIRST_SAMPLES and self._affordable(load, k):
-                return k
-        plain = load.cost(0)
-        gains = [self.expected_tokens(k) * plain / load.cost(k) for k in range(self.most + 1)]
-        best = max(range(1, self.most + 1), key=lambda k: gains[k])
-        affordable = self._affordable(load, best)
-        if gains[best] > MARGIN and affordable:
-            load.wait, load.drafting = FIRST_WAIT, True
-            return best
-        if load.drafting:
-            load.drafting = False
-            self.stopped += 1
-            self._last = (best, load.cost(best) / plain, self.expected_tokens(best))
-        return best if load.plain_rounds >= load.wait and affordable else 0
+        if load.rests and load.plain_rounds % LOOK:
+            return 0
+        plain, limit = load.costs[0], BUDGET * self._total - self._account
+        tokens = self.expected_tokens()
+        gains = [t * plain / cost for t, cost in zip(tokens, load.costs, strict=True)]
+        risks = [(cost - plain) * (1 if k in load.times else UNTIMED) for k, cost in enumerate(load.costs)]
+        affordable = max((k for k in range(1, self.most + 1) if risks[k] <= limit), key=gains.__getitem__, default=0)
+        if affordable and gains[affordable] > MARGIN:
+            load.wait, load.rests = FIRST_WAIT, False
+            return affordable
+        best = max(range(1, self.most + 1), key=gains.__getitem__)
+        stops = load.since_plain > 0 and gains[best] <= MARGIN
+        self.stopped += stops
+        if stops or not any(self.rounds[1:]):
+            self._last = (best, load.costs[best] / plain, tokens[best])
+        load.rests = load.plain_rounds < load.wait or not affordable
+        return 0 if load.rests else affordable
 
     @property
     def reason(self) -> str:
-        """Why drafting stopped the last time; empty if it never did."""
-        if not self.stopped:
-            return ""
+        """Why drafting stopped the last time, or did not begin; empty if it goes on."""
         drafts, cost, tokens = self._last
+        if not drafts or (any(self.rounds[1:]) and not self.stopped):
+            return ""
+        what = (
+            f"stopped {self.stopped} times because plain decode was faster"
+            if self.stopped
+            else f"has not begun, because a trial may cost {BUDGET:.0%} of the time so far"
+        )
         return (
-            f"drafting stopped {self.stopped} times because plain decode was faster: at best, with {drafts} drafts, a "
-            f"round takes {cost:.2f} plain steps and is expected to give {tokens:.2f} tokens per request"
+            f"drafting {what}: at best, with {drafts} drafts, a round takes {cost:.2f} plain steps and is expected to "
+            f"give {tokens:.2f} tokens per request"
         )
 
-    def record(self, requests: int, drafts: int, seconds: float, accepted: Sequence[int]) -> None:
-        """Takes a round into account: its time, and the accepted drafts of each request."""
+    def record(
+        self, requests: int, drafts: int, seconds: float, accepted: Sequence[int], with_context: bool = True
+    ) -> None:
+        """Takes a round into account: its time, and the accepted drafts of each request. with_context: the draft's
+        context of these requests is kept."""
         self.rounds[drafts] += 1
         self._total += seconds
         load = self._load(requests)
-        if not drafts:
+        if drafts:
+            self._drafted(load, drafts, seconds, accepted)
+        else:
             load.plain_rounds += 1
             load.since_plain = 0
-            self._tried = [FORGETTING * count for count in self._tried]
-            self._passed = [FORGETTING * count for count in self._passed]
-        else:
-            if load.plain_rounds >= load.wait:
-                load.wait = min(2 * load.wait, LONGEST_WAIT)
-            load.plain_rounds = 0
-            load.since_plain += 1
-            for position in range(drafts):
-                tried = sum(count >= position for count in accepted)
-                self._tried[position] = MEMORY * self._tried[position] + tried
-                self._passed[position] = MEMORY * self._passed[position] + sum(count > position for count in accepted)
-            if load.samples(0):
-                tokens = 1 + sum(accepted) / len(accepted)
-                # A round that a neighbour made long is not the draft's fault; a first trial may be. Few
-                # gains are saved up: many would pay for a long loss later.
-                longest = OUTLIER if load.samples(drafts) else FIRST_OUTLIER
-                charged, plain = min(seconds, longest * load.cost(drafts)), load.cost(0)
-                self._account = max(self._account + charged - tokens * plain, -CREDIT * plain)
-        load.samples(drafts).append(seconds)
+            self._plain_rounds += 1
+            self._account += load.extra.get(0, 0.0) * with_context
+        load.add(drafts, seconds, self.most)
+        if self.adaptive and self.held is None:
+            share = self._account / self._total
+            self.keeps_context = share <= BUDGET and (self.keeps_context or share <= BUDGET / 2)
 
-    def rate(self, position: int) -> float:
-        """Acceptance of a position (from 0) behind accepted ones, as measured; the last one before it where it was
-        hardly tried."""
-        before = PRIOR_RATE if position == 0 else self.rate(position - 1)
-        return (self._passed[position] + PRIOR_WEIGHT * before) / (self._tried[position] + PRIOR_WEIGHT)
-
-    def expected_tokens(self, drafts: int) -> float:
-        """Tokens of a round per request, the one behind the accepted drafts included."""
-        total, reach = 1.0, 1.0
+    def _drafted(self, load: _Load, drafts: int, seconds: float, accepted: Sequence[int]) -> None:
+        if load.plain_rounds >= load.wait:
+            load.wait = min(max(2 * load.wait, FIRST_WAIT), LONGEST_WAIT)
+        load.plain_rounds = 0
+        load.since_plain += 1
+        forget, self._plain_rounds = FORGETTING**self._plain_rounds, 0
+        self._tried = [forget * count for count in self._tried]
+        self._passed = [forget * count for count in self._passed]
         for position in range(drafts):
-            reach *= self.rate(position)
-            total += reach
-        return total
+            tried = sum(count >= position for count in accepted)
+            self._tried[position] = MEMORY * self._tried[position] + tried
+            self._passed[position] = MEMORY * self._passed[position] + sum(count > position for count in accepted)
+        if load.costs:
+            tokens = 1 + sum(accepted) / len(accepted)
+            # A round that a neighbour made long is not the draft's fault. Few gains are saved up: many would pay for a
+            # long loss later.
+            charged, plain = min(seconds, OUTLIER * load.costs[drafts]), load.costs[0]
+            self._account = max(self._account + charged - tokens * plain, -CREDIT * plain)
+
+    def rates(self) -> list[float]:
+        """Acceptance of each position behind accepted ones, as measured; that of the one before it where it was hardly
+        tried."""
+        found, before, weight = [], PRIOR_RATE, FORGETTING**self._plain_rounds
+        for passed, tried in zip(self._passed, self._tried, strict=True):
+            before = (weight * passed + PRIOR_WEIGHT * before) / (weight * tried + PRIOR_WEIGHT)
+            found.append(before)
+        return found
+
+    def expected_tokens(self) -> list[float]:
+        """Tokens of a round with 0 .. `most` drafts per request, the one behind the accepted drafts included."""
+        return list(accumulate(accumulate(self.rates(), mul, initial=1.0)))
 
     def _load(self, requests: int) -> _Load:
-        return self._loads.setdefault(requests, _Load())
+        if requests not in self._loads:
+            apart = {k: {load: found[k] for load, found in self.extra.items()} for k in self._drafts_known}
+            self._loads[requests] = _Load({k: _between(seconds, requests) for k, seconds in apart.items()})
+        return self._loads[requests]
 
-    def _affordable(self, load: _Load, drafts: int) -> bool:
-        plain = load.cost(0)
-        risk = max(load.cost(drafts) - plain, 0.0)
-        return self._account + risk <= BUDGET * self._total + ALLOWANCE * plain
+    @property
+    def _drafts_known(self) -> set[int]:
+        return set().union(*self.extra.values())

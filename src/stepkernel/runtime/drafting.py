@@ -9,13 +9,11 @@ from stepkernel.model.config import ModelConfig
 from stepkernel.model.draft_checkpoint import DraftCheckpoint, DraftWeights
 from stepkernel.model.weights import Weights
 from stepkernel.program.builder import Taps
-from stepkernel.program.draft_builder import build_draft
+from stepkernel.program.draft_builder import CONTEXT_ROWS, build_draft
 from stepkernel.program.draft_inputs import Drafter
 from stepkernel.program.inputs import Caches
 from stepkernel.reference.drafter import ReferenceDrafter
 from stepkernel.runtime.engine import EngineOptions
-
-CONTEXT_ROWS = 64  # tapped rows that one call takes in
 
 
 @dataclass(frozen=True)

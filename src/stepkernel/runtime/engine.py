@@ -162,16 +162,22 @@ class Engine:
         are always there."""
         taken = self._route(inputs)
         started = time.perf_counter()
-        if taken.kind == "specialized" and self._specialised is not None:
-            outputs = self._specialised.run(inputs)
-        else:
-            outputs = self.standard.run(inputs)
+        outputs = self._run(taken, inputs)
         self._count(taken, inputs, started)
         return outputs
+
+    def rehearse(self, inputs: StepInputs) -> StepOutputs:
+        """`decode` of a step that belongs to no request, so it is not counted."""
+        return self._run(self._route(inputs), inputs)
 
     def clear_slot(self, slot: int) -> None:
         """The state of a sequence that has not begun."""
         clear_slot(self._caches, slot)
+
+    def _run(self, taken: Route, inputs: StepInputs) -> StepOutputs:
+        if taken.kind == "specialized" and self._specialised is not None:
+            return self._specialised.run(inputs)
+        return self.standard.run(inputs)
 
     def _route(self, inputs: StepInputs) -> Route:
         facts = StepFacts(

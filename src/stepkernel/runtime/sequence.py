@@ -59,7 +59,8 @@ class Sequence:
     """A request in a session. `tokens` holds prompt and output; the first `computed` are in cache and state.
 
     With speculation it has a state slot for each query of a step; the current state is in number `accepted`, from 1.
-    The first `in_draft` tokens are in the draft's cache; `pending` holds the tapped rows of those that follow.
+    The first `in_draft` tokens are in the draft's cache; `pending` holds the tapped rows of those that follow. There is
+    nothing of either once it was told to forget its draft.
     """
 
     request_id: int
@@ -76,6 +77,7 @@ class Sequence:
     computed: int = 0
     accepted: int = 1
     in_draft: int = 0
+    has_context: bool = True
     pending: list[NDArray[np.float32]] = field(default_factory=list)
     shown: list[str] = field(default_factory=list)
 
@@ -96,6 +98,11 @@ class Sequence:
     def to_prefill(self) -> int:
         """Prompt tokens whose logits nobody needs; the last one is the first decode step."""
         return max(0, self.prompt_length - 1 - self.computed)
+
+    def forget_draft(self) -> None:
+        """It will have no drafts: rows of its context are missing from now on."""
+        self.has_context = False
+        self.pending.clear()
 
     def append(self, token: int) -> Event:
         """Takes the token that was chosen after `tokens`."""

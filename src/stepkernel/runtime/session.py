@@ -30,6 +30,7 @@ from stepkernel.runtime.engine import (
     specialise,
 )
 from stepkernel.runtime.pages import Pool
+from stepkernel.runtime.rehearsal import Room
 from stepkernel.runtime.sampling import NOT_A_NUMBER, RequestError, Sampling, sample
 from stepkernel.runtime.sequence import Event, Result, Sequence, StopRules, check_prompt
 from stepkernel.runtime.speculation import SpeculationOptions, Speculator
@@ -168,6 +169,8 @@ class Session:
             own = allocate_caches(opened.backbone, usable + 1, 1, page_tokens, precision, latent_dtype=latents)
             make = DrafterFactory(opened, weights, own, options, context + drafts, specialised, packed)
             speculator = Speculator(speculation, opened.taps, make, page_tokens)
+            room = Room(range(1, usable + 1), range(1, slots), page_tokens, options.slots_per_request, options.recovers)
+            speculator.rehearse(engine.rehearse, max_requests, room)
         return cls(config, engine, caches, codec, context, speculator)
 
     def add(self, prompt: Prompt, sampling: Sampling = GREEDY, rules: StopRules = DEFAULT_RULES) -> int:
@@ -304,7 +307,7 @@ class Session:
         outputs = self.engine.prefill(prefill_inputs(sequence, count, self.caches.page_tokens))
         sequence.computed += count
         if self.speculator is not None and outputs.taps is not None:
-            self.speculator.take_in(sequence, outputs.taps)
+            self.speculator.take_in(sequence, outputs.taps.copy(), to_end=not sequence.to_prefill)
 
     def _decode(self, ready: list[Sequence]) -> list[Event]:
         if self.speculator is not None:

@@ -11,18 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepkernel.program.builder import Taps
+from stepkernel.program.draft_builder import CONTEXT_ROWS
 from stepkernel.program.draft_inputs import ContextRows, DraftBlock, Drafter, DraftOutputs
-from stepkernel.program.inputs import StepInputs, StepOutputs
-from stepkernel.runtime.acceptance import DRAFT, METHODS, Accepted, Method, accept, synthetic_rates
+from stepkernel.program.inputs import StepOutputs
+from stepkernel.program.program import MAX_ROWS
+from stepkernel.runtime.acceptance import DRAFT, METHODS, Method, accept, synthetic_rates
 from stepkernel.runtime.batch import flat_rows, page_tables, verify_inputs
 from stepkernel.runtime.draft_length import DraftLength
 from stepkernel.runtime.engine import RECURRENT_STATES, RecurrentStates
+from stepkernel.runtime.rehearsal import Room, Verify, extra_seconds
 from stepkernel.runtime.sampling import RequestError, uniform
 from stepkernel.runtime.sequence import Sequence
 
 KEPT_ROUNDS = 10_000
+KEPT_PLAIN = 8  # plain rounds whose rows are handed out together: one by one they take 1 % of a step of tiny-k3
+_NO_DRAFTS = np.zeros((MAX_ROWS, 0), np.int32)
 MakeDrafter = Callable[[int], Drafter]
-Verify = Callable[[StepInputs], StepOutputs]
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,8 @@ class Speculator:
     synthetic: tuple[float, ...] = ()
     log: deque[Round] = field(default_factory=lambda: deque(maxlen=KEPT_ROUNDS))
     _drafters: dict[int, Drafter] = field(init=False)
+    _plain_taps: list[NDArray[np.float32]] = field(default_factory=list)
+    _plain_sequences: Items[Sequence] = ()
 
     def __post_init__(self) -> None:
         most = self.options.num_speculative_tokens
@@ -125,10 +131,24 @@ class Speculator:
         sizes = range(1, most + 1) if self.options.adaptive else [most]
         self._drafters = {drafts: self.make_drafter(drafts) for drafts in sizes}
 
-    def take_in(self, sequence: Sequence, taps: NDArray[np.float32]) -> None:
-        """Rows of the target that are certain, in order, from the first that was not taken in yet."""
-        sequence.pending.append(taps.copy())
-        if sum(map(len, sequence.pending)) >= self._widest.programs.context.rows:
+    def rehearse(self, verify: Verify, requests: int, room: Room) -> None:
+        """Learns what rounds of up to so many requests take, from some that belong to nobody."""
+        if self.options.adaptive:
+            vocab = self._widest.programs.config.vocab_size
+            most = self.options.num_speculative_tokens
+            self.lengths.extra = extra_seconds(verify, self._drafters, most, requests, room, vocab, CONTEXT_ROWS)
+
+    def take_in(self, sequence: Sequence, taps: NDArray[np.float32], to_end: bool = False) -> None:
+        """The last rows of the target that are certain, which it will not overwrite; all before them were taken in.
+
+        A sequence that was given no context once stays without. to_end: nothing waits for more rows.
+        """
+        if not self.lengths.keeps_context:
+            sequence.forget_draft()
+        if not sequence.has_context:
+            return
+        sequence.pending.append(taps)
+        if to_end or sequence.computed - sequence.in_draft >= CONTEXT_ROWS:
             self._insert([sequence])
 
     def round(self, sequences: Items[Sequence], verify: Verify) -> list[tuple[list[int], int]]:
@@ -137,28 +157,29 @@ class Speculator:
         The sequences' tokens are left to the caller; what lies in caches and states is advanced by all of them.
         """
         started = time.perf_counter()
-        drafts = self.lengths.choose(len(sequences))
+        if self._plain_taps and not _same(sequences, self._plain_sequences):
+            self._take_in_plain(sequences)
+        if not self.lengths.keeps_context:
+            for sequence in sequences:
+                sequence.forget_draft()
+        with_context = all(s.has_context for s in sequences)
+        drafts = self.lengths.choose(len(sequences)) if with_context else 0
+        recovers = self.options.recurrent_states == "recovering"
         found = self._draft(sequences, drafts) if drafts else None
         drafted = time.perf_counter()
-        tokens = np.zeros((len(sequences), 0), np.int32) if found is None else found.tokens
-        recovers = self.options.recurrent_states == "recovering"
-        outputs = verify(verify_inputs(sequences, np.maximum(tokens, 0), self.page_tokens, recovers))
+        tokens = _NO_DRAFTS[: len(sequences)] if found is None else np.maximum(found.tokens, 0)
+        outputs = verify(verify_inputs(sequences, tokens, self.page_tokens, recovers))
         verified = time.perf_counter()
-        judged = [self._judge(s, i, tokens[i].tolist(), found, outputs) for i, s in enumerate(sequences)]
-        assert outputs.taps is not None  # the step was built with taps
-        for i, (sequence, result) in enumerate(zip(sequences, judged, strict=True)):
-            first = i * (drafts + 1)
-            rows = result.count + 1
-            sequence.computed += rows
-            sequence.accepted = rows
-            self.take_in(sequence, outputs.taps[first : first + rows])
-            if drafts:
-                self.counts.add(drafts, result.count)
-        accepted = tuple(r.count for r in judged)
+        if found is None and all(s.sampling.is_greedy for s in sequences):
+            judged: list[tuple[list[int], int]] = [([], token) for token in outputs.tokens.tolist()]
+        else:
+            judged = [self._judge(s, i, found, outputs) for i, s in enumerate(sequences)]
+        accepted = tuple([len(kept) for kept, _ in judged])
+        self._advance(sequences, accepted, drafts, outputs)
         taken = time.perf_counter() - started
         self.log.append(Round(drafts, taken, drafted - started, verified - drafted, accepted))
-        self.lengths.record(len(sequences), drafts, taken, accepted)
-        return [(tokens[i, : result.count].tolist(), result.token) for i, result in enumerate(judged)]
+        self.lengths.record(len(sequences), drafts, taken, accepted, with_context)
+        return judged
 
     def close(self) -> None:
         for drafter in self._drafters.values():
@@ -169,8 +190,9 @@ class Speculator:
         return self._drafters[self.options.num_speculative_tokens]
 
     def _draft(self, sequences: Items[Sequence], drafts: int) -> DraftOutputs:
+        self._take_in_plain(sequences)
         drafter = self._drafters[drafts]
-        waiting = sum(len(rows) for s in sequences for rows in s.pending)
+        waiting = sum(s.computed - s.in_draft for s in sequences)
         if waiting > drafter.programs.context.rows:
             self._insert(sequences)
         context = self._context(sequences)
@@ -208,23 +230,23 @@ class Speculator:
         """What waits of all sequences, which count it as taken in."""
         taps, positions, slots = [], [], []
         for s in sequences:
-            for rows in s.pending:
-                places = np.arange(s.in_draft, s.in_draft + len(rows), dtype=np.int32)
-                taps.append(rows)
-                positions.append(places)
-                pages = np.array(s.pages, np.int64)[places // self.page_tokens]
-                slots.append(pages * self.page_tokens + places % self.page_tokens)
-                s.in_draft += len(rows)
+            places = np.arange(s.in_draft, s.computed, dtype=np.int32)
+            taps += s.pending
+            positions.append(places)
+            slots.append(np.array(s.pages, np.int64)[places // self.page_tokens] * self.page_tokens)
+            s.in_draft = s.computed
             s.pending.clear()
         if not taps:
             return None
-        return ContextRows(np.concatenate(taps), np.concatenate(positions), np.concatenate(slots))
+        at = np.concatenate(positions)
+        return ContextRows(np.concatenate(taps), at, np.concatenate(slots) + at % self.page_tokens)
 
     def _judge(
-        self, sequence: Sequence, index: int, drafts: list[int], found: DraftOutputs | None, outputs: StepOutputs
-    ) -> Accepted:
+        self, sequence: Sequence, index: int, found: DraftOutputs | None, outputs: StepOutputs
+    ) -> tuple[list[int], int]:
+        drafts = [] if found is None else found.tokens[index].tolist()
         rows = slice(index * (len(drafts) + 1), (index + 1) * (len(drafts) + 1))
-        return accept(
+        result = accept(
             self.options.method,
             outputs.tokens[rows].tolist(),
             outputs.logits[rows],
@@ -234,3 +256,41 @@ class Speculator:
             len(sequence.tokens),
             self.synthetic[: len(drafts)],
         )
+        return drafts[: result.count], result.token
+
+    def _advance(self, sequences: Items[Sequence], accepted: Items[int], drafts: int, outputs: StepOutputs) -> None:
+        """Counts rows that are certain now, and keeps their taps."""
+        for sequence, count in zip(sequences, accepted, strict=True):
+            sequence.computed += count + 1
+            sequence.accepted = count + 1
+            if drafts:
+                self.counts.add(drafts, count)
+        if not any(s.has_context for s in sequences):
+            return
+        assert outputs.taps is not None  # the step was built with taps
+        taps = outputs.taps.copy()  # the next step overwrites them
+        if not drafts:
+            self._plain_taps.append(taps)
+            self._plain_sequences = sequences
+            if len(self._plain_taps) == KEPT_PLAIN:
+                self._take_in_plain(sequences)
+            return
+        for i, (sequence, count) in enumerate(zip(sequences, accepted, strict=True)):
+            first = i * (drafts + 1)
+            self.take_in(sequence, taps[first : first + count + 1])
+
+    def _take_in_plain(self, alive: Items[Sequence]) -> None:
+        """Takes in the rows of the last plain rounds, which were all of the same sequences; the pages of one that has
+        ended since may be another's."""
+        if not self._plain_taps:
+            return
+        taps = np.stack(self._plain_taps, axis=1)
+        before, living = self._plain_sequences, {id(s) for s in alive}
+        self._plain_taps, self._plain_sequences = [], []
+        for sequence, rows in zip(before, taps, strict=True):
+            if id(sequence) in living:
+                self.take_in(sequence, rows)
+
+
+def _same(some: Items[Sequence], others: Items[Sequence]) -> bool:
+    return len(some) == len(others) and all(a is b for a, b in zip(some, others, strict=True))

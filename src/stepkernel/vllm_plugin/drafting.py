@@ -20,10 +20,9 @@ from stepkernel.cpu.weights import CpuWeights, float_buffers, pack_stage
 from stepkernel.model.config import ModelConfig
 from stepkernel.model.weights import Weights
 from stepkernel.program.builder import build_program
-from stepkernel.program.draft_builder import DraftPrograms, build_draft
+from stepkernel.program.draft_builder import CONTEXT_ROWS, DraftPrograms, build_draft
 from stepkernel.program.draft_inputs import ContextRows, DraftBlock
 from stepkernel.program.inputs import Caches
-from stepkernel.program.program import MAX_ROWS
 from stepkernel.runtime.batch import flat_rows
 from stepkernel.runtime.draft_length import DraftLength
 from stepkernel.runtime.drafting import Draft
@@ -32,7 +31,6 @@ from stepkernel.vllm_plugin.batch import PageBatch, StateBatch
 from stepkernel.vllm_plugin.layers import MlaLayer
 
 logger = init_logger("vllm.stepkernel")
-CONTEXT_ROWS = MAX_ROWS  # tapped rows that one call takes in
 Drafts = list[list[int]]
 
 
