@@ -45,13 +45,13 @@ check-full: lint
 
 # Through vLLM, in its environment; the CPU kernels are compiled for its version of Numba on the way.
 test-vllm-quick: $(VLLM_STAMP)
-	$(VLLM_VENV)/bin/python -m pytest -m 'vllm and quick and not slow' tests/vllm_plugin
+	$(VLLM_VENV)/bin/python -m pytest -m 'vllm and quick and not slow' tests/vllm_plugin tests/cuda/test_torch.py
 
 test-vllm: $(VLLM_STAMP)
-	$(VLLM_VENV)/bin/python -m pytest -m 'vllm and not slow' tests/vllm_plugin
+	$(VLLM_VENV)/bin/python -m pytest -m 'vllm and not slow' tests/vllm_plugin tests/cuda/test_torch.py
 
 check-full-vllm: $(VLLM_STAMP)
-	$(VLLM_VENV)/bin/python -m pytest -m vllm tests/vllm_plugin
+	$(VLLM_VENV)/bin/python -m pytest -m vllm tests/vllm_plugin tests/cuda/test_torch.py
 
 # GPU kernels, compiled without a GPU: what the tests execute, and cubins of the published shapes.
 CUDA_STAMP := $(VENV)/cuda.stamp

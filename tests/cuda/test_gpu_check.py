@@ -1,6 +1,8 @@
 """The check on a GPU as far as it goes without one."""
 
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,20 +11,20 @@ import pytest
 from typer.testing import CliRunner
 
 from stepkernel.cli.main import app
-from stepkernel.cuda import gpu
+from stepkernel.cuda import gpu, gpu_check
 from stepkernel.cuda.cache_map import outline
 from stepkernel.cuda.cases import published, small, tiny, variants
 from stepkernel.cuda.compile import Compiled, Resources
 from stepkernel.cuda.gpu_time import ROOM, caches_of, expected, inputs_of, models, plan_of
 from stepkernel.cuda.group_cases import ranks
-from stepkernel.cuda.host_weights import HostWeights
+from stepkernel.cuda.host_weights import host_values
 from stepkernel.cuda.manifest import write
 from stepkernel.cuda.random_weights import weight_sizes
+from stepkernel.cuda.torch_time import described, time_torch
 from stepkernel.model.presets import preset
 from stepkernel.model.shard import Shard
 from stepkernel.model.tensors import Split, TensorSpec, tensor_table
 from support.cuda import PTX, case_of
-from support.host_device import HostMachine
 from support.random_weights import RandomWeights
 
 RUNNER = CliRunner()
@@ -33,9 +35,8 @@ def test_sizes_are_those_of_the_weights_as_they_are_put_on_a_device() -> None:
     """Of BF16 and of packed experts, and of one of two ranks."""
     for case in (case_of("micro_k3_3x2"), case_of("micro_linear_3x1"), ranks()[0]):
         weights = RandomWeights(case.config, shard=Shard(0, case.ranks))
-        machine = HostMachine(weights)
         for (place, name), size in weight_sizes(case.plan()).items():
-            values = HostWeights(weights, machine)._values(place, name, case.config.num_experts)  # type: ignore[arg-type]
+            values = host_values(weights, place, name, case.config.num_experts)
             assert size == values.nbytes, (place, name)
 
 
@@ -86,7 +87,13 @@ def test_a_dry_run_looks_for_every_kernel_and_says_what_it_will_take(tmp_path: P
     assert set(record["kernels"]) == {case.name for case in cases}
     assert all(row["fits"] for row in record["timed"])
     assert record["timing_seconds"] < 60
+    assert record["torch_seconds"] < 120  # of the six minutes
     assert "kimi_k3_tp16_1x1: 98.3 GB of weights" in done.output
+    in_torch = {row["case"]: row["torch"] for row in record["timed"]}
+    assert set(in_torch["kimi_linear_48b_8x1"]["ways"]) == {"grouped", "gathered"}
+    assert set(in_torch["kimi_k3_tp16_1x1"]["ways"]) == {"gathered"}
+    assert all(found["fits"] for found in in_torch.values())
+    assert "one token of each request" in in_torch["kimi_k3_tp16_1x8"]["reason"]
     done = RUNNER.invoke(app, ["kernels", "gpu-check", *arguments, "--memory-gb", "80"])
     assert "does not fit" in done.output
     (tmp_path / "all" / f"{cases[-1].name}.sm_90a.cubin").unlink()
@@ -99,6 +106,64 @@ def test_a_dry_run_looks_for_every_kernel_and_says_what_it_will_take(tmp_path: P
         done = RUNNER.invoke(app, ["kernels", "gpu-check", *arguments, "--dry-run"])
         assert done.exit_code == 2
         assert message in done.stderr
+
+
+def timed(case: str, **more: Any) -> dict[str, Any]:
+    kernel = {"ms_replay": 2.0, "ms_median": 2.1, "of_floor": 0.6}
+    return {"case": case, "rows": 1, "floor_ms": 1.2, **kernel, **more}
+
+
+def test_a_check_keeps_what_it_has_seen_and_prints_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With torch beside the kernel, without it, and with a model that does not fit; a GPU that fails takes no row."""
+    rows = [
+        timed("a", torch={"ms_replay": 5.0, "times_the_kernel": 2.5}),
+        timed("b", torch={"reason": "torch was not found"}),
+        {"case": "c", "rows": 1, "floor_ms": 1.2, "reason": "not timed: needs 100 GB"},
+    ]
+    wanted: list[bool] = []
+
+    def time_model(group: Any, directory: Path, gpu: Any, say: Any, with_torch: bool) -> Iterator[dict[str, Any]]:
+        wanted.append(with_torch)
+        yield from rows
+
+    right = {"right": True}
+    monkeypatch.setattr(gpu_check, "_correct", lambda *given: right)
+    monkeypatch.setattr(gpu_check, "_sanitize", lambda *given: "clean")
+    monkeypatch.setattr(gpu_check, "Gpu", lambda: None)
+    monkeypatch.setattr(gpu_check, "models", lambda: [["a"]])
+    monkeypatch.setattr(gpu_check, "time_model", time_model)
+    out = tmp_path / "record.json"
+    arguments = ["kernels", "gpu-check", str(tmp_path), "--out", str(out)]
+    done = RUNNER.invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert json.loads(out.read_text())["timed"] == rows
+    cells = [line.split() for line in done.output.splitlines()]
+    assert ["a", "1", "1.200", "2.000", "2.100", "0.60", "5.000", "2.50"] in cells
+    assert ["b", "1", "1.200", "2.000", "2.100", "0.60", "-", "-"] in cells
+    assert ["c", "1", "1.200", "-", "-", "-", "-", "-"] in cells
+    assert RUNNER.invoke(app, [*arguments, "--no-torch"]).exit_code == 0
+    assert wanted == [True, False]
+
+    def failing(*given: Any) -> Iterator[dict[str, Any]]:
+        yield rows[0]
+        raise gpu.GpuFailed("CUDA driver: it went wrong")
+
+    monkeypatch.setattr(gpu_check, "time_model", failing)
+    assert RUNNER.invoke(app, arguments).exit_code != 0
+    assert json.loads(out.read_text())["timed"] == rows[:1]
+
+
+def test_torch_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for name in [name for name in sys.modules if name.startswith("stepkernel.cuda.torch_stages.")]:
+        if not name.endswith(".joined"):
+            monkeypatch.delitem(sys.modules, name)
+    program = SimpleNamespace(program=published()[0].program())
+    found = time_torch(program, None, None, None, 1.0)  # type: ignore[arg-type]
+    assert found["reason"].startswith("torch was not found")
+    assert described(found).startswith("torch: torch was not found")
+    several = SimpleNamespace(program=published()[4].program())
+    assert "one token" in time_torch(several, None, None, None, 1.0)["reason"]  # type: ignore[arg-type]
 
 
 class Driver(SimpleNamespace):

@@ -198,8 +198,13 @@ def gpu_check(
     ] = False,
     arch: Annotated[str, typer.Option(help="With --dry-run: the GPU's.")] = "sm_90a",
     memory_gb: Annotated[float, typer.Option(help="With --dry-run: the GPU's memory (H200 141).", min=1)] = 141.0,
+    with_torch: Annotated[
+        bool, typer.Option("--torch/--no-torch", help="Time the same stages in torch too, if it is installed.")
+    ] = True,
 ) -> None:
-    """On a GPU: kernels against the reference, then step times against the bytes. Not run yet: no GPU was there."""
+    """On a GPU: kernels against the reference, then step times against the bytes and against the same stages in torch
+    with CUDA graphs. Not run yet: no GPU was there."""
+    from stepkernel.cli.gpu_table import timed_table
     from stepkernel.cuda import gpu_check as check
     from stepkernel.cuda.gpu_check import write as write_record
 
@@ -207,8 +212,9 @@ def gpu_check(
     if dry_run:
         write_record(out, check.dry_run(directory, _arches(arch)[0], memory_gb, typer.echo))
         return
-    record = check.gpu_check(directory, lambda line: typer.echo(line))
+    record = check.gpu_check(directory, typer.echo, lambda found: write_record(out, found), with_torch)
     write_record(out, record)
+    Console().print(timed_table(record.get("timed", [])))
     if not all(case["right"] for case in record["correct"]):
         raise typer.Exit(TOO_DIFFERENT)
 

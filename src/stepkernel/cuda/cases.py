@@ -9,6 +9,7 @@ from stepkernel.model.presets import preset
 from stepkernel.model.shard import Shard
 from stepkernel.program.builder import Taps, build_program
 from stepkernel.program.inputs import Caches
+from stepkernel.program.program import Program
 from stepkernel.runtime.caches import LatentDtype, RecurrentDtype, allocate_caches
 
 GRID = 132  # CTAs: one for each multiprocessor of an H200; larger GPUs leave some idle
@@ -36,12 +37,14 @@ class Case:
     states: RecurrentDtype = "float32"
     recovers: bool = False
 
-    def plan(self, rank: int = 0) -> Plan:
-        """All ranks have the same codes. Raises ValueError if the kernel cannot do it."""
+    def program(self, rank: int = 0) -> Program:
         shard = Shard(rank, self.ranks)
-        program = build_program(
+        return build_program(
             self.config, shard, self.requests, self.queries, taps=self.taps, context_interleave=self.interleave
         )
+
+    def plan(self, rank: int = 0) -> Plan:
+        """All ranks have the same codes. Raises ValueError if the kernel cannot do it."""
         window = self.config.linear_attention.conv_width - 2 + self.queries
         geometry = Geometry(
             self.grid,
@@ -52,7 +55,7 @@ class Case:
             self.states == "bfloat16",
             self.recovers,
         )
-        return make_plan(program, geometry)
+        return make_plan(self.program(rank), geometry)
 
     def spec(self) -> KernelSpec:
         return kernel_of(self.name, self.plan())

@@ -17,26 +17,42 @@ from stepkernel.cuda.gpu import Gpu, GpuDevice
 from stepkernel.cuda.gpu_time import ASSUMED_GBPS, ROOM, expected, models, seconds, time_model
 from stepkernel.cuda.limits import exceeding
 from stepkernel.cuda.manifest import find
+from stepkernel.cuda.torch_time import ASSUMED, TorchTiming, expected_torch, torch_seconds
+from stepkernel.cuda.torch_time import ROOM as TORCH_ROOM
 from stepkernel.runtime.diff import diff
 
 SANITIZED = "STEPKERNEL_GPU_CHECK_SANITIZED"
 
 
-def gpu_check(directory: Path, say: Callable[[str], None]) -> dict[str, Any]:
+def gpu_check(
+    directory: Path,
+    say: Callable[[str], None],
+    keep: Callable[[dict[str, Any]], None] = lambda record: None,
+    with_torch: bool = True,
+) -> dict[str, Any]:
     """Everything below with the cubins of `directory`; the record says what was seen, and what could not be done.
+
+    `keep` gets the record so far whenever it has grown: a GPU that fails later takes nothing of it away. Without
+    `with_torch` kernels are not timed beside the same stages in torch.
 
     Raises GpuMissing without a GPU, ValueError if the directory lacks a kernel.
     """
     cases: list[Case] = [*small(), *variants(), *tiny()]
+    record: dict[str, Any] = {"correct": []}
+    sanitized = bool(os.environ.get(SANITIZED))
     with tempfile.TemporaryDirectory() as scratch:
-        if os.environ.get(SANITIZED):
-            return {"correct": [_correct(case, directory, Path(scratch), say) for case in small()]}
-        record: dict[str, Any] = {
-            "correct": [_correct(case, directory, Path(scratch), say) for case in cases],
-            "sanitizer": _sanitize(directory, say),
-        }
+        for case in small() if sanitized else cases:
+            record["correct"].append(_correct(case, directory, Path(scratch), say))
+            keep(record)
+    if sanitized:
+        return record
+    record |= {"sanitizer": _sanitize(directory, say), "timed": []}
+    keep(record)
     gpu = Gpu()
-    record["timed"] = [row for group in models() for row in time_model(group, directory, gpu, say)]
+    for group in models():
+        for row in time_model(group, directory, gpu, say, with_torch):
+            record["timed"].append(row)
+            keep(record)
     return record
 
 
@@ -96,19 +112,32 @@ def dry_run(directory: Path, arch: str, memory_gb: float, say: Callable[[str], N
         if not path.is_file():
             raise ValueError(f"{path}: the manifest names it, and it is not there")
         found["kernels"][case.name] = {"file": path.name, "registers": row["registers"]}
-    total = 0.0
+    total = torch_total = 0.0
     for group in groups:
         known = expected(group)
         need = (known[0].weight_bytes + known[0].cache_bytes + ROOM) / 1e9
         fits = need <= memory_gb
         total += seconds(known) if fits else 0.0
-        for timing in known:
+        for case, timing in zip(group, known, strict=True):
             size = f"{timing.weight_bytes / 1e9:.1f} GB of weights, {timing.step_bytes / 1e9:.2f} GB a step"
             floor = f"floor {timing.floor_ms:.3f} ms at {ASSUMED_GBPS:.0f} GB/s"
             say(f"{timing.case}: {size}, {floor}{'' if fits else '; does not fit'}")
-            found["timed"].append({**asdict(timing), "fits": fits})
-    say(f"timing: about {total:.0f} s, besides the comparisons of {len(cases)} small steps")
-    return {**found, "timing_seconds": total}
+            in_torch = expected_torch(case.program())
+            beside = need + (in_torch.copied_bytes + TORCH_ROOM) / 1e9 <= memory_gb
+            torch_total += torch_seconds(in_torch, timing.floor_ms) if beside else 0.0
+            say(f"  {_in_torch(in_torch)}{'' if beside else '; does not fit'}")
+            found["timed"].append({**asdict(timing), "fits": fits, "torch": {**asdict(in_torch), "fits": beside}})
+    say(
+        f"timing: about {total:.0f} s, and at most {torch_total:.0f} s in torch if its steps take {ASSUMED} times the "
+        f"floor, besides the comparisons of {len(cases)} small steps"
+    )
+    return {**found, "timing_seconds": total, "torch_seconds": torch_total}
+
+
+def _in_torch(timing: TorchTiming) -> str:
+    if timing.reason is not None:
+        return f"torch: {timing.reason}"
+    return f"torch: experts {' and '.join(timing.ways)}, {timing.copied_bytes / 1e9:.1f} GB of joined weights more"
 
 
 def write(path: Path, record: dict[str, Any]) -> None:

@@ -1,7 +1,8 @@
-"""Times whole steps of the published models on a GPU, by events and by graph replay, next to their bytes."""
+"""Times whole steps of the published models on a GPU, by events and by graph replay, next to their bytes and to the
+same stages in torch."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -16,6 +17,7 @@ from stepkernel.cuda.gpu import Gpu, GpuDevice
 from stepkernel.cuda.loopback import Loopback, spaced
 from stepkernel.cuda.plan import Plan
 from stepkernel.cuda.random_weights import RandomOnDevice, weight_sizes
+from stepkernel.cuda.torch_time import described, time_torch
 from stepkernel.model.shard import Shard
 from stepkernel.program.cost import Load, floor_ms, step_cost
 from stepkernel.program.inputs import Caches, StepInputs
@@ -79,8 +81,13 @@ def seconds(timings: Sequence[Timing]) -> float:
 
 
 def time_model(
-    cases: Sequence[Case], directory: Path, gpu: Gpu, say: Callable[[str], None], context: int = CONTEXT
-) -> list[dict[str, Any]]:
+    cases: Sequence[Case],
+    directory: Path,
+    gpu: Gpu,
+    say: Callable[[str], None],
+    with_torch: bool = True,
+    context: int = CONTEXT,
+) -> Iterator[dict[str, Any]]:
     """Steps of one model, all over one copy of its weights. A model that does not fit is told of, not timed."""
     plans = [plan_of(case) for case in cases]
     known = expected(cases, context)
@@ -88,7 +95,8 @@ def time_model(
     if need > free:
         reason = f"not timed: needs {need / 1e9:.0f} GB, {free / 1e9:.0f} GB are free"
         say(f"{cases[0].name}: {reason}")
-        return [{**asdict(timing), "reason": reason} for timing in known]
+        yield from ({**asdict(timing), "reason": reason} for timing in known)
+        return
     bandwidth = gpu.copy_gbps()
     devices: list[GpuDevice] = []
     try:
@@ -96,21 +104,23 @@ def time_model(
         sizes = {key: size for plan in plans for key, size in weight_sizes(plan).items()}
         weights = RandomOnDevice(sizes, devices[0])
         caches = allocate(caches_of(cases, context), devices[0])
-        found = []
         for case, plan, device, timing in zip(cases, plans, devices, known, strict=True):
             peers = None if case.ranks == 1 else Loopback(plan, device)
             # How long the windows are is known to the caches alone; no kernel depends on it.
             geometry = replace(plan.geometry, window=caches.shapes.conv[0].shape[1])
             step = BoundStep(replace(plan, geometry=geometry), weights, caches, device, peers)
-            row = {**asdict(timing), **_time(case, step, device, inputs_of(case, context))}
+            inputs = inputs_of(case, context)
+            row = {**asdict(timing), **_time(case, step, device, inputs)}
             floor = floor_ms(timing.step_bytes, bandwidth)
             row |= {"context": context, "copy_gbps": bandwidth, "floor_ms": floor, "of_floor": floor / row["ms_median"]}
             say(
                 f"{case.name}: {row['ms_median']:.3f} ms by events, {row['ms_replay']:.3f} ms by graph replay, floor "
                 f"{row['floor_ms']:.3f} ms at {bandwidth:.0f} GB/s measured copy bandwidth"
             )
-            found.append(row)
-        return found
+            if with_torch:
+                row["torch"] = time_torch(step, inputs, weights, gpu, row["ms_replay"])
+                say(f"{case.name}: {described(row['torch'])}")
+            yield row
     finally:
         for device in devices:
             device.close()

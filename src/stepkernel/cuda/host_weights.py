@@ -30,32 +30,35 @@ class HostWeights:
 
     def load(self, place: str, name: str, experts: int) -> int:
         if (place, name) not in self._loaded:
+            values = host_values(self._weights, place, name, experts)
             label = name if place != "scales" else f"scales of {name}"
-            self._loaded[place, name] = self._device.put(label, self._values(place, name, experts), constant=True)
+            self._loaded[place, name] = self._device.put(label, values, constant=True)
         return self._loaded[place, name]
 
-    def _values(self, place: str, name: str, experts: int) -> NDArray[Any]:
-        weights = self._weights
-        match place:
-            case "matrix":
-                values = np.ascontiguousarray(weights.matrix(name))
-            case "norm":
-                values = weights.vector(name).astype(BF16)
-                if not np.array_equal(values.astype(np.float32), weights.vector(name), equal_nan=True):
-                    raise ValueError(f"{name}: values that BF16 cannot hold; the GPU kernel reads norms as BF16")
-            case "vector":
-                values = weights.vector(name).ravel()
-            case "score":
-                first, second = name.split("|")
-                values = weights.vector(first).ravel() * weights.vector(second).ravel()
-            case "experts" | "scales":
-                values = np.stack([self._expert(place, name.format(k)) for k in range(experts)])
-            case _:
-                raise ValueError(f"{place} {name}: nothing of this kind")
-        return values
 
-    def _expert(self, place: str, name: str) -> NDArray[Any]:
-        if name.endswith(".weight"):
-            return np.ascontiguousarray(self._weights.matrix(name))
-        found = self._weights.packed(name)
-        return np.ascontiguousarray(found.packed if place == "experts" else found.scale)
+def host_values(weights: Weights, place: str, name: str, experts: int) -> NDArray[Any]:
+    """What a record names, as it lies on a device. Raises ValueError for a norm that BF16 cannot hold."""
+    match place:
+        case "matrix":
+            values = np.ascontiguousarray(weights.matrix(name))
+        case "norm":
+            values = weights.vector(name).astype(BF16)
+            if not np.array_equal(values.astype(np.float32), weights.vector(name), equal_nan=True):
+                raise ValueError(f"{name}: values that BF16 cannot hold; the GPU kernel reads norms as BF16")
+        case "vector":
+            values = weights.vector(name).ravel()
+        case "score":
+            first, second = name.split("|")
+            values = weights.vector(first).ravel() * weights.vector(second).ravel()
+        case "experts" | "scales":
+            values = np.stack([_expert(weights, place, name.format(k)) for k in range(experts)])
+        case _:
+            raise ValueError(f"{place} {name}: nothing of this kind")
+    return values
+
+
+def _expert(weights: Weights, place: str, name: str) -> NDArray[Any]:
+    if name.endswith(".weight"):
+        return np.ascontiguousarray(weights.matrix(name))
+    found = weights.packed(name)
+    return np.ascontiguousarray(found.packed if place == "experts" else found.scale)
