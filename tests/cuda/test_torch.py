@@ -61,7 +61,7 @@ STEP_LIMIT = 3.0
 CONTEXT = 17  # with twice as many tokens a rounding turns a near tie of the router
 # Rows, those of padding, a seed, and steps in which no rounding turns a near tie of the router in torch alone.
 STEPS = {
-    "tiny-k3": ((1, 0, 0, 4), (4, 1, 0, 3), (8, 0, 0, 2)),
+    "tiny-k3": ((1, 0, 0, 3), (4, 1, 0, 3), (8, 0, 0, 2)),
     "tiny-kimi-linear": ((1, 0, 0, 4), (4, 1, 1, 3), (8, 0, 2, 3)),
 }
 
