@@ -7,6 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -19,11 +21,13 @@ from stepkernel.cuda.gpu_time import ROOM, caches_of, expected, inputs_of, model
 from stepkernel.cuda.group_cases import ranks
 from stepkernel.cuda.host_weights import host_values
 from stepkernel.cuda.manifest import write
-from stepkernel.cuda.random_weights import weight_sizes
+from stepkernel.cuda.random_weights import RandomOnDevice, weight_sizes
 from stepkernel.cuda.torch_time import described, time_torch
 from stepkernel.model.presets import preset
 from stepkernel.model.shard import Shard
 from stepkernel.model.tensors import Split, TensorSpec, tensor_table
+from stepkernel.program.cost import expected_experts
+from stepkernel.program.stages import Linear, MixNorm, Select
 from support.cuda import PTX, case_of
 from support.random_weights import RandomWeights
 
@@ -63,6 +67,47 @@ def test_a_shard_of_kimi_k3_fits_and_is_as_large_as_said() -> None:
 def _bytes_of(spec: TensorSpec) -> float:
     size = {"matrix": 2, "vector": 4, "packed": 1}[spec.kind]
     return spec.num_elements * size / (1 if spec.split is Split.REPLICATED else 16)
+
+
+class Copies:
+    """The part of a device that random weights are made on."""
+
+    def __init__(self) -> None:
+        self.memory: dict[int, np.ndarray] = {}
+
+    def allocate(self, size: int) -> int:
+        self.memory[len(self.memory) << 40] = np.empty(size, np.uint8)
+        return (len(self.memory) - 1) << 40
+
+    def put(self, name: str, values: np.ndarray) -> int:
+        address = self.allocate(values.nbytes)
+        self.memory[address][:] = values.view(np.uint8)
+        return address
+
+    def copy(self, target: int, source: int, size: int) -> None:
+        start = target & ((1 << 40) - 1)
+        self.memory[target - start][start : start + size] = self.memory[source][:size]
+
+
+def test_random_weights_choose_as_many_experts_as_the_floor_counts() -> None:
+    """Rows of a norm, by the router's matrix and biases; of Kimi K3's ranks each sees its own logits 16 times."""
+    rng = np.random.default_rng(1)
+    for case, spread in ((published()[3], 1), (published()[8], 16)):
+        plan, device = plan_of(case), Copies()
+        stages = [s for s in plan.program.stages if s.layer == 1]
+        select = next(s for s in stages if isinstance(s, Select))
+        mix = [s for s in stages if isinstance(s, MixNorm)][-1]
+        router = next(p for s in stages if isinstance(s, Linear) for p in s.parts if p.out == select.logits).matrix
+        weights = RandomOnDevice(weight_sizes(plan), device)  # type: ignore[arg-type]
+
+        def load(place: str, name: str, dtype: Any) -> Any:
+            return device.memory[weights.load(place, name, select.experts)].view(dtype).astype(np.float32)  # noqa: B023
+
+        hidden = rng.normal(size=(case.requests, router.columns)) * load("norm", mix.norm, ml_dtypes.bfloat16)
+        logits = hidden @ load("matrix", router.name, ml_dtypes.bfloat16).reshape(router.rows, -1).T
+        keys = 1 / (1 + np.exp(-np.tile(logits, spread))) + load("vector", select.bias, np.float32)
+        distinct = len(np.unique(np.argsort(-keys)[:, : select.top_k]))
+        assert distinct == pytest.approx(expected_experts(select.experts, select.top_k, case.requests), rel=0.2)
 
 
 def test_steps_to_be_timed_have_inputs_that_fit() -> None:

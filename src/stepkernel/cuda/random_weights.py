@@ -13,6 +13,7 @@ from stepkernel.model.tensors import Split, TensorSpec, TensorTable, tensor_tabl
 Key = tuple[str, str]
 BLOCK_BYTES = 64 << 20
 SCALE = 120  # of MXFP4: 2^-7
+NORM_VALUES = 1 << 14  # more than a norm has
 OTHERS = ("buffer", "latent", "conv", "state", "slots", "scratch")
 
 
@@ -52,6 +53,9 @@ def _bytes(place: str, packed: bool) -> int:
 class RandomOnDevice:
     """`host_weights.Loader`: a block of random BF16 numbers, whose bits do for codes and float32 numbers as well,
     copied over and over; scales are all the same. Each weight is made once, for all steps that ask.
+
+    Norms are ones: with small ones the router's biases alone would choose, the same experts for all rows, and a step
+    would read fewer of them than the floor counts.
     """
 
     def __init__(self, sizes: Mapping[Key, int], device: GpuDevice) -> None:
@@ -59,13 +63,22 @@ class RandomOnDevice:
         values = np.random.default_rng(0).standard_normal(BLOCK_BYTES // 2, np.float32) / 64
         self._values = device.put("block", values.astype(ml_dtypes.bfloat16))
         self._scales = device.put("scales", np.full(BLOCK_BYTES, SCALE, np.uint8))
+        self._ones = {
+            "norm": device.put("BF16 ones", np.ones(NORM_VALUES, ml_dtypes.bfloat16)),
+            "vector": device.put("float32 ones", np.ones(NORM_VALUES, np.float32)),
+        }
         self._made: dict[Key, int] = {}
 
     def load(self, place: str, name: str, experts: int) -> int:
         if (place, name) not in self._made:
             size = self._sizes[place, name]
             self._made[place, name] = address = self._device.allocate(size)
-            source = self._scales if place == "scales" else self._values
+            source = self._source(place, name)
             for start in range(0, size, BLOCK_BYTES):
                 self._device.copy(address + start, source, min(BLOCK_BYTES, size - start))
         return self._made[place, name]
+
+    def _source(self, place: str, name: str) -> int:
+        if place in self._ones and name.endswith("norm.weight"):
+            return self._ones[place]
+        return self._scales if place == "scales" else self._values

@@ -149,7 +149,8 @@ def _kernel_logits(step: BoundStep, inputs: StepInputs) -> NDArray[Any]:
     return step.read_buffer("logits", inputs.rows)
 
 
-def _distance(expected: NDArray[Any], found: NDArray[Any]) -> float:
+def _distance(expected: NDArray[Any], found: NDArray[Any]) -> float | str:
     """Largest relative L2 difference over rows."""
     norms = np.linalg.norm(expected, axis=1)
-    return float((np.linalg.norm(found - expected, axis=1) / norms).max())
+    largest = float((np.linalg.norm(found - expected, axis=1) / norms).max())
+    return largest if np.isfinite(largest) else "not finite"

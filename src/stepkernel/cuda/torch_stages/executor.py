@@ -51,7 +51,7 @@ class TorchExecutor:
         values = dict(self._tensors())
         stage = self.program.stages[index]
         if isinstance(stage, ExpertsUp | ExpertsDown):
-            remember_order(values, values[stage.ids], stage.experts)
+            remember_order(values, values[stage.ids], torch.arange(stage.experts))
         with self._prepared(inputs), torch.inference_mode():
             self._step.runs[index](values)
         self._fetch(values)

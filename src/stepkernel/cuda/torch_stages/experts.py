@@ -19,6 +19,7 @@ Product = Callable[[Tensor, Tensor], Tensor]
 def select(stage: Select, binding: Binding) -> Run:
     """ids int64 and weights float32 [rows, top_k]. Among equal keys any may come first."""
     bias = binding.tensors.load("vector", stage.bias, (stage.experts,))
+    numbers = torch.arange(stage.experts, device=bias.device)
 
     def run(values: Values) -> None:
         scores = torch.sigmoid(values[stage.logits])
@@ -28,7 +29,7 @@ def select(stage: Select, binding: Binding) -> Run:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
         values[stage.ids], values[stage.weights] = ids, weights * stage.scaling
         if _is_grouped(binding):
-            remember_order(values, ids, stage.experts)
+            remember_order(values, ids, numbers)
 
     return run
 
@@ -96,10 +97,9 @@ def _is_grouped(binding: Binding) -> bool:
     return binding.experts == "grouped" and binding.program.config.expert_format == "bf16"
 
 
-def remember_order(values: Values, ids: Tensor, experts: int) -> None:
-    """The slots in the order of their experts, and where each expert's end."""
+def remember_order(values: Values, ids: Tensor, numbers: Tensor) -> None:
+    """The slots in the order of their experts, and where each expert's end; numbers: of all experts."""
     chosen, values[ORDER] = ids.flatten().sort()
-    numbers = torch.arange(experts, device=ids.device)
     values[ENDS] = torch.searchsorted(chosen, numbers, right=True, out_int32=True)
 
 
