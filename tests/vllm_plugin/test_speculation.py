@@ -176,9 +176,8 @@ def test_an_adapting_number_of_drafts(engines: Engines, plain: list[list[int]]) 
     assert engine.tokens(TEXTS[:4], greedy(TOKENS)) == plain[:4]
     assert [engine.tokens([text], greedy(TOKENS))[0] for text in TEXTS] == plain
     (rounds,) = engine.each(lambda model: list(model.drafting.lengths.rounds))
-    # Costs are learned from none and one upwards.
     assert rounds[0] > 0
-    assert rounds[1] > 0
+    assert any(rounds[1:])
     assert engine.total("standard") == engine.total("standard", Reason.PREFILL)
     (order,) = engine.each(lambda model: hold(model.drafting.lengths, [0, 5, 2, 0, 3, 1]))
     assert engine.tokens(TEXTS[:4], greedy(TOKENS)) == plain[:4]

@@ -1,6 +1,7 @@
 """Rounds of drafting and verification timed against plain decode, and natural acceptance on text."""
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from stepkernel.runtime.engine import KvCacheDtype, RecurrentStates
 from stepkernel.runtime.sampling import Sampling
 from stepkernel.runtime.sequence import StopRules
 from stepkernel.runtime.session import Session
-from stepkernel.runtime.speculation import Round, SpeculationOptions, Speculator
+from stepkernel.runtime.speculation import Round, SpeculationOptions
 
 PROTOCOL = (
     "one session per load, all requests of the same length and in step; blocks of rounds with 0 drafts and with each "
@@ -21,8 +22,9 @@ PROTOCOL = (
     "round is drafting, verification and acceptance, timed around all of it"
 )
 ADAPTIVE_PROTOCOL = (
-    "one session per load, all requests of the same length and in step; blocks A B B A of as many rounds each: A "
-    "without drafts, B with as many as the session chooses, learning included; a block's time is all of its rounds"
+    "two sessions per load, all requests of the same length and in step; blocks A B B A of as many steps each: A of a "
+    "session without a draft, B of one with as many drafts as it chooses, from its first round on; a block's time is "
+    "all of its steps, each timed around the session's whole step"
 )
 FORMULA = (
     "speed-up = tokens per request and round x plain round / round; plain round = median of the rounds with 0 drafts"
@@ -74,11 +76,11 @@ class RoundTiming:
 
 @dataclass(frozen=True)
 class AdaptiveTiming:
-    """Decode with an adapting number of drafts (B) against plain decode (A), blocks A B B A of one session.
+    """Decode with an adapting number of drafts (B) against a session without a draft (A), blocks A B B A.
 
     ms per token of a request; rounds_by_drafts: of the B blocks, how many rounds had 0, 1, ... drafts. excess: what
-    rounds with drafts took beyond the median plain round for each of their tokens, as a share of B at that pace; pauses
-    of the machine in plain rounds are not in it.
+    rounds with drafts took beyond the median plain round of B for each of their tokens, as a share of B at that pace;
+    pauses of the machine in plain rounds are not in it.
     """
 
     running_requests: int
@@ -141,44 +143,58 @@ def time_adaptive(
     say: Say,
     caches: CacheOptions = CacheOptions(),
 ) -> list[AdaptiveTiming]:
-    """Times decode with up to `most` drafts, as many as the session chooses, against decode without."""
+    """Times decode with up to `most` drafts, as many as the session chooses, against a session without a draft."""
     found = []
-    needed = context + rounds * 2 + rounds * 2 * (most + 1) + WARM_UP + most
+    needed = context + rounds * 2 * (most + 1) + most
     for load in loads:
-        say(f"{load} requests: opening and prefilling {context} tokens each")
-        with _open(model, draft, load, most, needed, threads, activation_bits, synthetic, caches) as session:
-            speculator = _begin(session, load, context)
+        say(f"{load} requests: opening and prefilling {context} tokens each, twice")
+        options = (load, most, needed, threads, activation_bits, synthetic, caches)
+        with _open(model, None, *options) as plain, _open(model, draft, *options) as adapting:
+            sides = tuple(_Side(session, load, context) for session in (plain, adapting))
             for _ in range(WARM_UP):
-                session.step()
-            sides: tuple[list[Round], list[Round]] = ([], [])
+                plain.step()
             for side in (0, 1, 1, 0):
-                say(f"{load} requests: {'adapting' if side else 'plain'}")
-                speculator.lengths.held = None if side else 0
-                for _ in range(rounds):
-                    session.step()
-                    sides[side].append(speculator.log[-1])
+                say(f"{load} requests: {('without a draft', 'adapting')[side]}")
+                sides[side].run(rounds)
             found.append(_adaptive(load, most, *sides))
     return found
 
 
-def _adaptive(load: int, most: int, plain: list[Round], adaptive: list[Round]) -> AdaptiveTiming:
-    pace = statistics.median(r.seconds for r in plain) / load
-    tokens = sum(r.tokens for r in adaptive)
-    lost = sum(r.seconds - r.tokens * pace for r in adaptive if r.drafts)
-    per_token = [1e3 * load * sum(r.seconds for r in side) / sum(r.tokens for r in side) for side in (plain, adaptive)]
+class _Side:
+    """A session whose steps are timed."""
+
+    def __init__(self, session: Session, load: int, context: int) -> None:
+        _begin(session, load, context)
+        self.session, self.seconds, self.tokens, self.rounds = session, 0.0, 0, list[Round]()
+
+    def run(self, steps: int) -> None:
+        speculator = self.session.speculator
+        for _ in range(steps):
+            started = time.perf_counter()
+            events = self.session.step()
+            self.seconds += time.perf_counter() - started
+            self.tokens += sum(event.token_id is not None for event in events)
+            if speculator is not None:
+                self.rounds.append(speculator.log[-1])
+
+
+def _adaptive(load: int, most: int, plain: _Side, adapting: _Side) -> AdaptiveTiming:
+    rounds = adapting.rounds
+    pace = statistics.median(r.seconds for r in rounds if not r.drafts) / load
+    lost = sum(r.seconds - r.tokens * pace for r in rounds if r.drafts)
     return AdaptiveTiming(
         load,
-        per_token[0],
-        per_token[1],
-        tokens / load / len(adaptive),
-        tuple(sum(r.drafts == k for r in adaptive) for k in range(most + 1)),
-        lost / (tokens * pace),
+        1e3 * load * plain.seconds / plain.tokens,
+        1e3 * load * adapting.seconds / adapting.tokens,
+        adapting.tokens / load / len(rounds),
+        tuple(sum(r.drafts == k for r in rounds) for k in range(most + 1)),
+        lost / (adapting.tokens * pace),
     )
 
 
 def _open(
     model: Path,
-    draft: Path,
+    draft: Path | None,
     load: int,
     most: int,
     context: int,
@@ -188,7 +204,7 @@ def _open(
     caches: CacheOptions,
 ) -> Session:
     method: Method = "standard" if synthetic is None else "synthetic"
-    options = SpeculationOptions(most, method, synthetic, True, caches.recurrent_states)
+    drafting = SpeculationOptions(most, method, synthetic, True, caches.recurrent_states)
     return Session.open(
         model,
         threads=threads,
@@ -196,30 +212,29 @@ def _open(
         max_context=context,
         activation_bits=activation_bits,
         draft=draft,
-        speculation=options,
+        speculation=None if draft is None else drafting,
         kv_cache_dtype=caches.kv_cache_dtype,
         recurrent_dtype=caches.recurrent_dtype,
     )
 
 
-def _begin(session: Session, load: int, context: int) -> Speculator:
+def _begin(session: Session, load: int, context: int) -> None:
     """Prefills `load` requests of random tokens; the next step is a round of all of them."""
-    speculator = session.speculator
-    assert speculator is not None
     rng = np.random.default_rng(load)
     for _ in range(load):
         prompt = rng.integers(0, session.config.vocab_size, max(1, context)).tolist()
         session.add(prompt, Sampling(), StopRules(max_tokens=session.max_context, ignore_eos=True))
-    speculator.lengths.held = 0
     while any(s.to_prefill for s in session.active) or len(session.active) < load:
         session.step()
-    return speculator
 
 
 def _time_load(
     session: Session, load: int, drafts: Sequence[int], blocks: list[int], context: int, rounds: int, say: Say
 ) -> list[RoundTiming]:
-    speculator = _begin(session, load, context)
+    speculator = session.speculator
+    assert speculator is not None
+    speculator.lengths.held = 0
+    _begin(session, load, context)
     samples: dict[int, list[Round]] = {k: [] for k in blocks}
     for k in blocks + blocks[::-1]:
         say(f"{load} requests: rounds with {k} drafts")

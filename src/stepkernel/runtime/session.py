@@ -8,29 +8,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
-from stepkernel.model.checkpoint import Checkpoint
 from stepkernel.model.config import ModelConfig
 from stepkernel.model.draft_config import DraftConfig
-from stepkernel.model.shard import Shard
 from stepkernel.program.inputs import Caches, StepOutputs
 from stepkernel.program.routing import Backend
 from stepkernel.runtime.batch import decode_inputs, prefill_inputs
-from stepkernel.runtime.caches import RecurrentDtype, allocate_caches
-from stepkernel.runtime.device_engine import Device, DeviceEngine, open_device
-from stepkernel.runtime.drafting import Draft, DrafterFactory
-from stepkernel.runtime.engine import (
-    Engine,
-    EngineOptions,
-    KvCacheDtype,
-    Precision,
-    Progress,
-    pack,
-    specialise,
-)
+from stepkernel.runtime.caches import RecurrentDtype
+from stepkernel.runtime.device_engine import Device
+from stepkernel.runtime.engine import Engine, EngineOptions, KvCacheDtype, Precision, Progress
+from stepkernel.runtime.opening import Drafting, Place, RoomWanted, assemble
 from stepkernel.runtime.pages import Pool
-from stepkernel.runtime.rehearsal import Room
 from stepkernel.runtime.sampling import NOT_A_NUMBER, RequestError, Sampling, sample
 from stepkernel.runtime.sequence import Event, Result, Sequence, StopRules, check_prompt
 from stepkernel.runtime.speculation import SpeculationOptions, Speculator
@@ -38,7 +26,6 @@ from stepkernel.runtime.text import Detokenizer, StopStrings, TextCodec
 
 Prompt = str | Iterable[int]
 GREEDY = Sampling()
-PAGE_TOKENS = 64
 DEFAULT_RULES = StopRules()
 NAN_MESSAGE = (
     "the logits after token {position} hold NaN; the request was ended, others are not affected. "
@@ -123,55 +110,10 @@ class Session:
             "per-position" if speculation is None else speculation.recurrent_states,
             recurrent_dtype,
         )
-        directory = Path(model_dir)
-        checkpoint = Checkpoint.open(directory)
-        config = checkpoint.config
-        context = default_context(config, draft, drafts) if max_context is None else max_context
-        if not 2 <= context <= config.max_positions:
-            raise RequestError(f"max_context {context}: the model takes 2 to {config.max_positions} tokens")
-        if page_tokens is not None and page_tokens < 1:
-            raise RequestError(f"page_tokens {page_tokens}: must be at least 1")
-        opened = None if draft is None else Draft.open(draft, config, drafts, context)
-        device_kernels = open_device(device, kernels, config, options, page_tokens, draft)
-        if page_tokens is None:
-            page_tokens = PAGE_TOKENS if device_kernels is None else device_kernels.page_tokens
-        per_request = -(-(context + drafts) // page_tokens)
-        usable = max_requests * per_request if cache_pages is None else cache_pages
-        if usable < 1:
-            raise RequestError(f"cache_pages {usable}: must be at least 1")
-        slots = max_requests * options.slots_per_request + 1
-        latents = options.latent_dtype
-        caches = allocate_caches(
-            config,
-            usable + 1,
-            slots,
-            page_tokens,
-            precision,
-            drafts,
-            latent_dtype=latents,
-            recovers=options.recovers,
-            state_dtype=options.recurrent_dtype,
-        )
-        weights = checkpoint.weights(Shard(0, 1))
-        codec = TextCodec(directory)
-        if device_kernels is not None:
-            decoder = device_kernels.decoder(weights, caches)
-            return cls(config, DeviceEngine(config, options, decoder), decoder.caches, codec, context)
-        taps = None if opened is None else opened.taps
-        packed: Any = None
-        specialised: Any = None
-        if backend == "latency_specialized":
-            packed = pack(config, weights, options, progress)
-            specialised = specialise(config, packed, caches, options, taps)
-        engine = Engine(config, weights, caches, options, specialised, taps)
-        speculator = None
-        if opened is not None and speculation is not None:
-            own = allocate_caches(opened.backbone, usable + 1, 1, page_tokens, precision, latent_dtype=latents)
-            make = DrafterFactory(opened, weights, own, options, context + drafts, specialised, packed)
-            speculator = Speculator(speculation, opened.taps, make, page_tokens)
-            room = Room(range(1, usable + 1), range(1, slots), page_tokens, options.slots_per_request, options.recovers)
-            speculator.rehearse(engine.rehearse, max_requests, room)
-        return cls(config, engine, caches, codec, context, speculator)
+        room = RoomWanted(max_context, page_tokens, cache_pages)
+        place = Place(device, None if kernels is None else Path(kernels))
+        drafting = None if draft is None or speculation is None else Drafting(Path(draft), speculation)
+        return cls(**vars(assemble(Path(model_dir), options, room, place, drafting, progress)))
 
     def add(self, prompt: Prompt, sampling: Sampling = GREEDY, rules: StopRules = DEFAULT_RULES) -> int:
         """Queues a request and returns its id. Text gets the model's begin token in front; ids are taken as
@@ -344,12 +286,6 @@ class Session:
         self.active.remove(sequence)
         self.pages.give(sequence.pages)
         self.slots.give(sequence.slots)
-
-
-def default_context(config: ModelConfig, draft: str | Path | None, drafts: int) -> int:
-    """The model's context, at most 4096 and what the draft has positions for."""
-    context = min(config.max_positions, 4096)
-    return context if draft is None else min(context, DraftConfig.from_file(draft).max_positions - drafts)
 
 
 def _whole_number(token_id: object) -> int:

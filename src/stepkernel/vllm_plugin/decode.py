@@ -12,7 +12,9 @@ from torch import Tensor
 from stepkernel.model.config import ModelConfig
 from stepkernel.model.shard import Shard
 from stepkernel.program.builder import Taps, build_program
+from stepkernel.program.draft_inputs import Drafter
 from stepkernel.program.inputs import StepInputs
+from stepkernel.runtime.rehearsal import Extra, Room, extra_seconds
 from stepkernel.vllm_plugin.batch import PageBatch, StateBatch
 from stepkernel.vllm_plugin.executors import Executors, StepExecutor
 from stepkernel.vllm_plugin.layers import KdaLayer, MlaLayer
@@ -106,6 +108,22 @@ class SpecialisedDecode:
                 tokens[of] = torch.from_numpy(outputs.tokens[last])
         return _on(token_ids.device, DecodeOutputs(hidden, logits, tokens))
 
+    def rehearse(self, drafters: Mapping[int, Drafter]) -> Extra:
+        """What rounds with drafts take (`rehearsal.extra_seconds`), on caches that no request uses yet; by all ranks,
+        of which those that draft have drafters."""
+        # vLLM has not told which layers share a table of slots; here all do.
+        executor = self._executors.make(self._program, self._kda, self._mla, [0] * len(self._kda))
+        drafts, caches = self._program.queries - 1, executor.caches
+        # A block that is a page in one layer may be a state in another.
+        half = max(1, min(caches.pages, caches.slots) // 2)
+        room = Room(range(1, half + 1), range(half, caches.slots), caches.page_tokens, 1 + drafts)
+        try:
+            return extra_seconds(
+                executor.run, drafters, drafts, self.max_requests, room, self._program.config.vocab_size
+            )
+        finally:
+            executor.close()
+
     @property
     def bound(self) -> bool:
         """Whether there are caches and a step has been made."""
@@ -180,6 +198,8 @@ def _inputs(token_ids: Tensor, pages: PageBatch, states: Sequence[StateBatch], e
         accepted = np.array(states[0].accepted, np.int32)
     else:
         slots, accepted = np.zeros((1, requests, 1), np.int32), np.ones(requests, np.int32)
+    if rows == requests and (accepted == 1).all():
+        slots = slots[:, :, :1]  # where all states lie already (batch.verify_inputs)
     return StepInputs(
         queries=rows // requests,
         token_ids=token_ids[:rows].cpu().numpy().astype(np.int32),

@@ -86,7 +86,8 @@ class Drafting:
         self._drafters: dict[int, CpuDrafter] = {}
         self._bound: list[Any] = []
         self._seen: SeenStep | None = None
-        self._began: tuple[int, float] | None = None
+        self._began: tuple[int, float, bool] | None = None
+        self._without: set[int] = set()  # first pages of requests of whose context rows are missing
 
     def see(self, taps: NDArray[np.float32], states: StateBatch) -> None:
         """Keeps what a step has computed until its tokens are known. Call it in the step's forward context."""
@@ -102,8 +103,6 @@ class Drafting:
         drafts: Drafts = [[] for _ in sampled]
         if seen is None:
             return drafts
-        self._measure(seen.states, sampled)
-        count = self.lengths.choose(len(sampled))
         starts = np.array(seen.states.starts)
         sizes = np.diff(starts)
         # The last token of a verifying request was certain before; each accepted draft makes one more row certain.
@@ -111,7 +110,10 @@ class Drafting:
             [max(1, len(tokens)) if v else n for tokens, v, n in zip(sampled, seen.states.verifies, sizes, strict=True)]
         )
         computed = np.array(seen.pages.lengths) - sizes + kept
-        context = _context(seen, starts[:-1], kept, computed)
+        known = self._with_context(seen.pages, computed - kept)
+        self._measure(seen.states, sampled, bool(known.all()))
+        count = self.lengths.choose(len(sampled)) if known.all() else 0
+        context = _context(seen, starts[:-1][known], kept[known], computed[known])
         live = [r for r, tokens in enumerate(sampled) if tokens and count and computed[r] + count <= self.limit]
         drafter = self._drafter(count or self.lengths.most)
         parts = [live[start : start + self.max_requests] for start in range(0, len(live), self.max_requests)]
@@ -125,17 +127,35 @@ class Drafting:
                 drafts[r] = tokens[: tokens.index(-1)] if -1 in tokens else tokens
         return drafts
 
-    def _measure(self, states: StateBatch, sampled: Sequence[Sequence[int]]) -> None:
+    def _with_context(self, pages: PageBatch, begins: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """bool [requests]: whether all rows before these, and these, are in the draft's cache or are going to be.
+
+        A request goes by its first page, so that others that find its pages in the prefix cache go by it too.
+        """
+        first = pages.pages[:, 0].tolist()
+        self._without.difference_update(page for page, begin in zip(first, begins, strict=True) if begin == 0)
+        if not self.lengths.keeps_context:
+            self._without.update(first)
+        return np.array([page not in self._without for page in first])
+
+    def _measure(self, states: StateBatch, sampled: Sequence[Sequence[int]], with_context: bool) -> None:
         """A round lasts from call to call, vLLM's own work included, if all requests verified as many drafts."""
         now, before = time.perf_counter(), self._began
-        self._began = (len(sampled), now)
+        self._began = (len(sampled), now, with_context)
         sizes = {last - first for first, last in pairwise(states.starts)}
         if before is None or before[0] != len(sampled) or len(sizes) != 1 or not all(states.verifies):
             return
         stopped = self.lengths.stopped
-        self.lengths.record(len(sampled), sizes.pop() - 1, now - before[1], [len(t) - 1 for t in sampled])
+        accepted = [len(t) - 1 for t in sampled]
+        self.lengths.record(len(sampled), sizes.pop() - 1, now - before[1], accepted, before[2])
         if self.lengths.stopped != stopped:
             logger.info("Drafts: %s", self.lengths.reason)
+
+    @property
+    def drafters(self) -> Mapping[int, CpuDrafter]:
+        """Of blocks of each length, over vLLM's caches."""
+        self._drafter(self.lengths.most)
+        return self._drafters
 
     def _drafter(self, drafts: int) -> CpuDrafter:
         bound = [layer.kv_cache for layer in self._layers]
@@ -184,7 +204,9 @@ def _block(
 def _context(
     seen: SeenStep, starts: NDArray[np.int64], kept: NDArray[np.int64], computed: NDArray[np.int64]
 ) -> ContextRows:
-    """The certain rows of all requests."""
+    """The certain rows of these requests; none make an empty context."""
+    if not len(starts):
+        return ContextRows(seen.taps[:0], np.zeros(0, np.int32), np.zeros(0, np.int64))
     rows = np.concatenate([np.arange(start, start + n) for start, n in zip(starts, kept, strict=True)])
     positions = np.concatenate([np.arange(end - n, end) for end, n in zip(computed, kept, strict=True)])
     slots = seen.pages.slots.numpy()[rows]

@@ -176,6 +176,15 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
             )
         return PackedWeights(self.program, packed, source, self.dtype)
 
+    def rehearse_drafts(self) -> None:
+        """Learns what rounds with drafts take, before the first request; called on all ranks once vLLM has bound its
+        caches."""
+        if self.draft is None or self.decode is None or self.options.fixed_drafts:
+            return
+        extra = self.decode.rehearse({} if self.drafting is None else self.drafting.drafters)
+        if self.drafting is not None:
+            self.drafting.lengths.extra = extra
+
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
         raise NotImplementedError("prompt embeddings are not supported")
 

@@ -32,6 +32,10 @@ class StepWorker(CPUWorker):
         if self.parallel_config.decode_context_parallel_size > 1:
             use_shared_slots(self.model_runner)
 
+    def compile_or_warm_up_model(self) -> Any:
+        self.model_runner.model.rehearse_drafts()
+        return super().compile_or_warm_up_model()
+
     def sample_tokens(self, grammar_output: Any) -> Any:
         self._sampler.constrained = grammar_output is not None
         return super().sample_tokens(grammar_output)
