@@ -69,7 +69,7 @@ def time_torch(step: BoundStep, inputs: StepInputs, weights: Loader, gpu: Gpu, k
 
 
 def described(found: dict[str, Any]) -> str:
-    """A line of the table."""
+    """One line of output."""
     if "reason" in found:
         return f"torch: {found['reason']}"
     others = [
@@ -100,15 +100,15 @@ def _tried(step: BoundStep, inputs: StepInputs, weights: Loader, gpu: Gpu, way: 
     from stepkernel.cuda.torch_stages import graph
 
     try:
-        try:
-            return _time(step, inputs, weights, gpu, way)
-        finally:
-            gc.collect()
-            graph.release()
+        found = _time(step, inputs, weights, gpu, way)
     except (GpuFailed, StepFailed):  # not of torch's making
         raise
     except (RuntimeError, AttributeError) as error:  # an operation that this torch or this GPU does not have
-        return {"reason": f"{type(error).__name__}: {error}".splitlines()[0]}
+        found = {"reason": f"{type(error).__name__}: {error}".splitlines()[0]}
+    # Only here has nothing of the step a hold on its memory any more.
+    gc.collect()
+    graph.release()
+    return found
 
 
 def _time(step: BoundStep, inputs: StepInputs, weights: Loader, gpu: Gpu, way: str) -> dict[str, Any]:

@@ -87,11 +87,10 @@ def _product(parts: list[Projection], scale: float, binding: Binding) -> Run:
 
     def run(values: Values) -> None:
         result = F.linear(values[x].float() if precise else values[x], weight)
-        if scale != 1.0:
-            result = result * scale
         for out, (start, stop) in outputs.items():
             part = result[:, start:stop]
             part = part.float() if out in wide else part
+            part = part * scale if scale != 1.0 else part
             values[out] = part.repeat(1, binding.ranks) if out in gathered else part
 
     return run
