@@ -173,6 +173,8 @@ def test_preemption(engines: Engines) -> None:
 def test_an_adapting_number_of_drafts(engines: Engines, plain: list[list[int]]) -> None:
     """Rounds are timed from draft to draft; whatever is chosen, the text stays, and no step leaves the native path."""
     engine = drafting(engines, 5, fixed=False)
+    (rehearsed,) = engine.each(lambda model: {n: sorted(found) for n, found in model.drafting.lengths.extra.items()})
+    assert rehearsed == {n: [0, 1, 5] for n in (1, 2, 4, 8)}
     assert engine.tokens(TEXTS[:4], greedy(TOKENS)) == plain[:4]
     assert [engine.tokens([text], greedy(TOKENS))[0] for text in TEXTS] == plain
     (rounds,) = engine.each(lambda model: list(model.drafting.lengths.rounds))
@@ -182,6 +184,35 @@ def test_an_adapting_number_of_drafts(engines: Engines, plain: list[list[int]]) 
     (order,) = engine.each(lambda model: hold(model.drafting.lengths, [0, 5, 2, 0, 3, 1]))
     assert engine.tokens(TEXTS[:4], greedy(TOKENS)) == plain[:4]
     assert order
+
+
+def test_a_draft_whose_context_costs_too_much_is_left_alone(engines: Engines, plain: list[list[int]]) -> None:
+    """Requests have no context then, behind prefix hits either; later ones have one again. The text stays."""
+    engine = drafting(engines, 5, fixed=False, max_num_seqs=4)
+    engine.each(lambda model: set_costs(model.drafting, context=1e3))
+    for _ in range(2):
+        assert engine.tokens(TEXTS[2:], greedy(TOKENS)) == plain[2:]
+    ((rounds, without),) = engine.each(
+        lambda model: (list(model.drafting.lengths.rounds), set(model.drafting._without))
+    )
+    assert rounds[0] > TOKENS
+    assert not any(rounds[1:])
+    assert len(without) >= 4
+    engine.each(lambda model: set_costs(model.drafting, context=0.0))
+    others = [list(reversed(text)) for text in TEXTS[2:]]
+    engine.tokens(others[:1], greedy(TOKENS))  # the step that notices
+    engine.tokens(others[1:], greedy(TOKENS))
+    (rounds,) = engine.each(lambda model: list(model.drafting.lengths.rounds))
+    assert any(rounds[1:])
+    assert engine.tokens(TEXTS[2:], greedy(TOKENS)) == plain[2:]
+
+
+def set_costs(drafting: Any, context: float) -> bool:
+    """As if it had been decoding for long."""
+    lengths = drafting.lengths
+    lengths.extra = {n: {0: context, 1: 1e-4, 5: 1e-4} for n in (1, 4)}
+    lengths._loads, lengths._account, lengths._total = {}, 0.0, 1e3 if context else 1e6
+    return True
 
 
 def hold(lengths: Any, order: list[int]) -> bool:
