@@ -1,56 +1,18 @@
 """Speculation changes no token: every number of drafts, every pattern of acceptance, any company (spec 5.3 to 5.5)."""
 
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from stepkernel.model.checkpoint import Checkpoint
-from stepkernel.model.config import ConfigError
 from stepkernel.program.draft_inputs import ContextRows, DraftBlock, DraftOutputs
 from stepkernel.program.routing import Reason
-from stepkernel.runtime.draft_length import DraftLength
-from stepkernel.runtime.sampling import RequestError, Sampling
+from stepkernel.runtime.sampling import Sampling
 from stepkernel.runtime.sequence import Result, StopRules
 from stepkernel.runtime.session import Session
-from stepkernel.runtime.speculation import SpeculationOptions
+from support.speculating import ASSETS, RULES, TOKENS, Open, plain, prompts, speculating
 
-ASSETS = Path(__file__).resolve().parents[2] / "assets"
-DRAFT = ASSETS / "tiny-k3-dspark"
-Open = Callable[..., Session]
-TOKENS = 24
-RULES = StopRules(max_tokens=TOKENS, ignore_eos=True)
-
-
-@cache
-def prompts() -> list[list[int]]:
-    """Eight prompts: one token, and pieces of the golden ones."""
-    golden = np.load(ASSETS / "golden" / "k3_batch4.npz")
-    found = [[2040], np.load(ASSETS / "golden" / "k3_p3_len17.npz")["prompt_ids"].tolist()]
-    for i in range(4):
-        found.append(golden[f"r{i}_prompt_ids"].tolist())
-    return [*found, found[2][:3], found[3][:16]]
-
-
-PLAIN: dict[str, list[tuple[int, ...]]] = {}
 LONG: list[tuple[int, ...]] = []
-
-
-def plain(open_session: Open, backend: str) -> list[tuple[int, ...]]:
-    if backend not in PLAIN:
-        session = open_session("tiny-k3", backend)
-        PLAIN[backend] = [session.generate([p], rules=RULES)[0].token_ids for p in prompts()]
-    return PLAIN[backend]
-
-
-def speculating(open_session: Open, backend: str, drafts: int, adaptive: bool = False, **options: Any) -> Session:
-    method = options.pop("method", "standard")
-    length = options.pop("length", None)
-    speculation = SpeculationOptions(drafts, method, length, adaptive, options.pop("states", "per-position"))
-    return open_session("tiny-k3", backend, draft=DRAFT, speculation=speculation, **options)
 
 
 class Forced:
@@ -277,114 +239,6 @@ def test_synthetic_acceptance(open_session: Open, length: float) -> None:
     assert session.speculator.counts.length == pytest.approx(length, abs=0.25)
 
 
-def in_order(lengths: DraftLength, order: list[int]) -> None:
-    """Chooses these numbers, whatever rounds take."""
-    turns, lengths.held = iter(order), 0
-    lengths.choose = lambda requests: next(turns)  # type: ignore[method-assign]
-
-
-def test_what_rounds_take_is_known_before_the_first(open_session: Open) -> None:
-    """Measured on pages and slots that nobody owns yet: no step is counted, and requests find nothing of it."""
-    for states in ("per-position", "recovering"):
-        session = speculating(open_session, "latency_specialized", 5, adaptive=True, max_requests=3, states=states)
-        assert session.speculator is not None
-        lengths = session.speculator.lengths
-        assert set(lengths.extra) == {1, 2, 3}
-        assert all(set(found) == {0, 1, 5} for found in lengths.extra.values())
-        assert all(found[0] > 0 and max(found.values()) > 0 for found in lengths.extra.values())
-        assert not session.engine.times
-        assert not any(lengths.rounds)
-        assert session.pages.free == session.pages.capacity
-    fixed = speculating(open_session, "latency_specialized", 5, max_requests=3)
-    assert fixed.speculator is not None
-    assert not fixed.speculator.lengths.extra
-
-
-def test_a_draft_whose_context_costs_too_much_is_left_alone(open_session: Open) -> None:
-    """Requests lose their context, later ones get one again when the time has paid for it; the text stays."""
-    wanted = plain(open_session, "latency_specialized")
-    session = speculating(open_session, "latency_specialized", 5, adaptive=True, max_requests=2)
-    speculator = session.speculator
-    assert speculator is not None
-    lengths = speculator.lengths
-    lengths.extra = {n: {0: 1e3, 1: 1e6, 5: 1e6} for n in (1, 2)}
-    session.generate(prompts()[:2], rules=RULES)
-    assert not lengths.keeps_context
-    assert not any(lengths.rounds[1:])
-    found = []
-    for prompt in prompts()[:2]:
-        session.add(prompt, rules=RULES)
-    while session.busy:
-        found += [e.result for e in session.step() if e.result is not None]
-        assert not any(s.has_context or s.pending for s in session.active)
-    assert sorted(r.token_ids for r in found) == sorted(wanted[:2])
-    lengths.extra = {n: {0: 0.0, 1: 0.0, 5: 0.0} for n in (1, 2)}
-    lengths._total, lengths._loads = 1e9, {}
-    session.generate(prompts()[:1], rules=RULES)  # the first request after it notices
-    assert [session.generate([p], rules=RULES)[0].token_ids for p in prompts()[2:4]] == wanted[2:4]
-    assert any(lengths.rounds[1:])
-
-
-def test_adaptive_sessions_give_the_same_text(open_session: Open) -> None:
-    wanted = plain(open_session, "latency_specialized")
-    session = speculating(open_session, "latency_specialized", 5, adaptive=True, max_requests=8)
-    assert [r.token_ids for r in session.generate(prompts(), rules=RULES)] == wanted
-    assert session.speculator is not None
-    assert sum(session.speculator.lengths.rounds) > 0
-
-
-def test_rounds_without_drafts_keep_the_context(open_session: Open) -> None:
-    """After plain rounds the draft still knows all of the context: its next drafts are those it would have made."""
-    prompt, rules = prompts()[3], StopRules(max_tokens=80, ignore_eos=True)
-    accepted = []
-    for plain_rounds in (0, 70):
-        session = speculating(open_session, "latency_specialized", 4, adaptive=True, max_requests=1)
-        speculator = session.speculator
-        assert speculator is not None
-        in_order(speculator.lengths, [0] * plain_rounds + [4] * 100)
-        session.generate([prompt], rules=rules)
-        accepted.append(speculator.counts)
-    assert accepted[1].verified < accepted[0].verified
-    # The text's end is drafted from the same context, whatever came before.
-    assert accepted[1].length > 1.5
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"speculation": None}, RequestError, "go together"),
-        ({"speculation": SpeculationOptions(8)}, ConfigError, "8 speculative tokens; supported: 1 to 7"),
-        ({"speculation": SpeculationOptions(0)}, ConfigError, "0 speculative tokens"),
-        ({"max_requests": 9}, RequestError, r"a step takes up to 64 tokens; lower one of them \(max_requests 8 fits\)"),
-        ({"max_context": 4096}, ConfigError, "4103 positions"),
-    ],
-)
-def test_refusals_before_weights_are_read(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], error: type[ValueError], message: str
-) -> None:
-    def never(*_: object) -> None:
-        raise AssertionError("weights were read")
-
-    monkeypatch.setattr(Checkpoint, "weights", never)
-    given = {"draft": DRAFT, "speculation": SpeculationOptions(7)} | options
-    with pytest.raises(error, match=message):
-        Session.open(ASSETS / "tiny-k3", **given)
-    with pytest.raises(ConfigError, match="the target model has"):
-        Session.open(ASSETS / "tiny-kimi-linear", draft=DRAFT, speculation=SpeculationOptions(3))
-
-
-def test_refused_options() -> None:
-    for wrong, message in (
-        ({"method": "fly"}, "acceptance method 'fly'"),
-        ({"recurrent_states": "two"}, "recurrent_states 'two': supported: per-position, recovering"),
-        ({"method": "synthetic"}, "goes with the method synthetic"),
-        ({"synthetic_acceptance_length": 2.0}, "goes with the method synthetic"),
-        ({"method": "synthetic", "synthetic_acceptance_length": 9.0}, "from 1 to 4"),
-    ):
-        with pytest.raises(RequestError, match=message):
-            SpeculationOptions(3, **wrong)  # type: ignore[arg-type]
-
-
 def test_fp8_latents_of_target_and_draft(open_session: Open) -> None:
     """The text of an FP8 cache is its own, and speculation does not change it; the cache takes half the bytes."""
     plain_fp8 = open_session("tiny-k3", "latency_specialized", kv_cache_dtype="fp8")
@@ -397,22 +251,6 @@ def test_fp8_latents_of_target_and_draft(open_session: Open) -> None:
     assert {array.itemsize for array in (*session.caches.latent, *own)} == {1}
 
 
-@pytest.mark.parametrize("backend", ["standard", "latency_specialized"])
-def test_recovering_states(open_session: Open, backend: str) -> None:
-    """One state slot for each request, also with a changing number of drafts and with plain rounds in between."""
-    wanted = plain(open_session, backend)
-    session = speculating(open_session, backend, 5, adaptive=True, max_requests=3, states="recovering")
-    assert session.slots.capacity == 3
-    assert session.speculator is not None
-    in_order(session.speculator.lengths, [5, 0, 0, 3, 5, 1, 0, 2] * 100)
-    count = 3 if backend == "standard" else 8
-    found = session.generate(prompts()[:count], rules=RULES)
-    assert [r.token_ids for r in found] == wanted[:count]
-    slots = speculating(open_session, backend, 5, max_requests=3)
-    taken = [sum(a.nbytes for a in (*s.caches.recurrent, *s.caches.records)) for s in (session, slots)]
-    assert taken[0] < taken[1] / 3
-
-
 def test_bf16_states(open_session: Open) -> None:
     """Their text is their own, the same with drafts and with either way to keep states; they take half the bytes."""
     options = {"recurrent_dtype": "bfloat16"}
@@ -422,10 +260,3 @@ def test_bf16_states(open_session: Open) -> None:
         session = speculating(open_session, "latency_specialized", 6, max_requests=4, states=states, **options)
         assert [r.token_ids for r in session.generate(prompts()[:4], rules=RULES)] == wanted
         assert {array.itemsize for array in session.caches.recurrent} == {2}
-
-
-def test_refused_cache_types() -> None:
-    with pytest.raises(RequestError, match="recurrent_dtype 'fp8': supported: float32, bfloat16"):
-        Session.open(ASSETS / "tiny-k3", recurrent_dtype="fp8")  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match="kv_cache_dtype 'int8': supported: bfloat16, fp8"):
-        Session.open(ASSETS / "tiny-k3", kv_cache_dtype="int8")  # type: ignore[arg-type]
