@@ -53,6 +53,9 @@ def run(
     dynamic_shared: Annotated[int, typer.Option(help="Bytes of dynamic shared memory.", min=0)] = 0,
     seed: Annotated[int | None, typer.Option(help="Random order of warps and copies.", min=0)] = None,
     races: Annotated[bool, typer.Option(help="Look for data races.")] = True,
+    ordered_stores: Annotated[
+        bool, typer.Option("--ordered-stores", help="Strong stores to one place must be in an order too.")
+    ] = False,
     counters: Annotated[bool, typer.Option(help="Print sectors and bank conflicts of every access.")] = False,
 ) -> None:
     """Runs one kernel; exit status 1 if something was found, 2 for PTX or options that cannot be run."""
@@ -76,6 +79,7 @@ def run(
             dynamic_shared=dynamic_shared,
             seed=seed,
             check_races=races,
+            ordered_stores=ordered_stores,
             count=counters,
             strict=False,
         )

@@ -82,7 +82,7 @@ def machine_of(
         copies=np.zeros((COPIES if _has(code, codes.BULK_LOAD, codes.BULK_STORE) else 1, state.COPY_COLUMNS), np.int64),
         copy_clocks=np.zeros((COPIES if _has(code, codes.BULK_LOAD, codes.BULK_STORE) else 1, 1, clock), np.int32),
         clocks=clocks,
-        fences=np.zeros((2, warps, clock), np.int32),
+        fences=np.zeros((4, warps, clock), np.int32),
         shadow=np.zeros((cells, state.SHADOW_COLUMNS), np.int32),
         readers=np.zeros((readers, clock), np.int32),
         free=np.arange(readers + 1, dtype=np.int32),

@@ -40,6 +40,7 @@ def launch(
     kernel: str | None = None,
     dynamic_shared: int = 0,
     check_races: bool = True,
+    ordered_stores: bool = False,
     count: bool = False,
     seed: int | None = None,
     strict: bool = True,
@@ -51,6 +52,8 @@ def launch(
     args           pointers and integers as int, float32 or float64 as float, NumPy scalars, or raw bytes of a struct
     seed           random order of warps, of divergent lanes and of asynchronous copies; None runs a fixed order
     check_races    vector clocks; about five times slower than without
+    ordered_stores with `check_races`: strong stores and multicast ones, which are no data races, must be in an order
+                   too: which of two values stays is not known otherwise
     count          sectors and bank conflicts per instruction
     spin_limit     rounds in which every warp only asks again, without any change, that count as a livelock
 
@@ -63,7 +66,7 @@ def launch(
     _check_shape(code, block3, dynamic_shared)
     machine = machine_of(code, grid3, block3, ranks, memory, dynamic_shared, check_races)
     s = machine.scalars
-    s[state.CHECK], s[state.COUNT] = int(check_races), int(count)
+    s[state.CHECK], s[state.COUNT], s[state.ORDERED] = int(check_races), int(count), int(ordered_stores)
     s[state.SEED] = 0 if seed is None else 1
     s[state.RANDOM] = 0x9E3779B97F4A7C15 - (1 << 64) + 2 * (seed or 0) * 0x9E3779B1
     s[state.QUANTUM] = 40 if seed is not None else 1000

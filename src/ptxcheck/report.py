@@ -17,6 +17,7 @@ TITLES = {
     state.F_BARRIER_LEFT: "barrier: arrivals are left when the kernel ends",
     state.F_COPY_UNFINISHED: "a thread exits before its bulk store has been waited for",
     state.F_TRANSACTION_LEFT: "mbarrier: a phase is left unfinished when the kernel ends",
+    state.F_STORES_UNORDERED: "strong stores of different values, unordered: which of them stays is not known",
     state.F_OUT_OF_BOUNDS: "address out of bounds",
     state.F_MISALIGNED: "misaligned address",
     state.F_BARRIER_OVERFLOW: "barrier: more arrivals than threads",

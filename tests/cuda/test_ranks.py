@@ -8,20 +8,21 @@ import pytest
 
 from stepkernel.cuda.bound_step import StepFailed
 from stepkernel.cuda.cases import Case
+from stepkernel.cuda.check import StepDiff
 from stepkernel.cuda.check_ranks import Ranks, compare, whole
 from stepkernel.cuda.group_cases import ranks
 from stepkernel.cuda.spec import PATIENCE
 from stepkernel.model.shard import Shard
 from stepkernel.model.weights import Weights
+from stepkernel.reference.executor import ReferenceExecutor
 from stepkernel.runtime.caches import copy_caches
+from stepkernel.runtime.scenario import PAGE_TOKENS
 from support.cuda import ARCHES, emulated, text
 from support.random_weights import RandomWeights
 
 pytestmark = pytest.mark.skipif(os.environ.get("PTXCHECK_COMPILE") != "1", reason="run by test_compiled.py")
 
 CONTEXTS = (130, 0, 17, 5, 33, 1, 48, 15)
-# With `CONTEXTS`, two experts of a row are so near each other that roundings of the ranks' parts choose the other one.
-TIES = ("tiny_k3_8x1_tp2", "tiny_k3_8x1_dcp2", "tiny_k3_2x4_tp4")
 
 
 def group_case(name: str) -> Case:
@@ -32,8 +33,8 @@ def weights_of(case: Case, shard: Shard) -> Weights:
     return RandomWeights(case.config, seed=3, shard=shard)
 
 
-def group(case: Case, ptx: str, seed: int | None = None) -> Ranks:
-    model = emulated(whole(case))
+def group(case: Case, ptx: str, seed: int | None = None, contexts: tuple[int, ...] | None = None) -> Ranks:
+    model = emulated(whole(case), contexts)
     return Ranks(case, model.plan.program, lambda shard: weights_of(case, shard), model.caches(), ptx, seed)
 
 
@@ -42,16 +43,15 @@ def group(case: Case, ptx: str, seed: int | None = None) -> Ranks:
 def test_whole_step_of_all_ranks(case: Case, arch: str) -> None:
     """Against one rank of the reference; outputs and common caches of all ranks are equal to the bit. The last request
     is padding, in a fixed order; then all are live, in a random one."""
-    every = None if case.name in TIES else CONTEXTS[: case.requests]
-    for seed, contexts in ((None, None), (7, every)):
+    for seed, contexts in ((None, None), (7, CONTEXTS[: case.requests])):
         model = emulated(whole(case), contexts)
         found = compare(case, model, lambda shard: weights_of(case, shard), text(case, arch), seed)
         assert not found.wrong, found
 
 
-@pytest.mark.parametrize("live", [1, 3, 5, 6])
-def test_rows_and_padding_of_two_ranks(live: int) -> None:
-    case = group_case("tiny_kimi_linear_8x1_dcp2")
+@pytest.mark.parametrize(("name", "live"), [("k3", 5), ("k3", 6), *(("kimi_linear", live) for live in (1, 3, 5, 6))])
+def test_rows_and_padding_of_two_ranks(name: str, live: int) -> None:
+    case = group_case(f"tiny_{name}_8x1_dcp2")
     model = emulated(whole(case), CONTEXTS[:live])
     found = compare(case, model, lambda shard: weights_of(case, shard), text(case), live)
     assert not found.wrong, found
@@ -71,6 +71,35 @@ def test_steps_one_after_another(name: str) -> None:
     live = np.repeat(model.inputs().lengths > 0, case.queries)
     for again in outputs[1:]:
         np.testing.assert_array_equal(again[live].view(np.uint32), outputs[0][live].view(np.uint32))
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("case", [case for case in ranks() if case.recovers], ids=lambda case: case.name)
+def test_steps_that_fold_recorded_tokens_in(case: Case, arch: str) -> None:
+    """Steps in succession, from 0 to all tokens of the one before accepted: outputs, latent rows, windows, folded
+    states and records of all ranks against one rank of the reference."""
+    starts = np.array([21, 9])
+    model = emulated(whole(case), tuple(starts.tolist()))
+    caches = model.caches()
+    copy_caches(model.scenario.caches, caches)
+    reference = ReferenceExecutor(model.plan.program, model.weights, caches)
+    both = group(case, text(case, arch), 5, tuple(starts.tolist()))
+    rng = np.random.default_rng(0)
+    for accepted in ((1, 2), (0, 1), (2, 0), (1, 2), (2, 1)):
+        starts += (0, 0) if both.group.results == [] else accepted
+        positions = starts[:, None] + np.arange(case.queries)
+        pages = np.take_along_axis(model.inputs().page_table, positions // PAGE_TOKENS, axis=1)
+        inputs = replace(
+            model.inputs(),
+            token_ids=rng.integers(0, case.config.vocab_size, positions.size).astype(np.int32),
+            lengths=(starts + case.queries).astype(np.int32),
+            slot_mapping=(pages.astype(np.int64) * PAGE_TOKENS + positions % PAGE_TOKENS).ravel(),
+            accepted=np.array(accepted, np.int32),
+        )
+        found, rounding, stray = model.compare_step(reference, both, inputs)
+        assert set(found) == {"logits", "scores", "latent", "conv", "recurrent", "records"}
+        step = StepDiff(found, rounding, stray + both.wrong, both.group.results[-1])
+        assert not step.wrong, (accepted, step)
 
 
 def test_a_rank_that_does_not_come_ends_the_step_of_all_others() -> None:

@@ -113,12 +113,19 @@ ld.global.b32 %r6, [%d0];
 st.global.b32 [%d0+4], %r6;
 """
 GOOD = [
+    ("atom.acq_rel.gpu.global.exch.b32 %r6, [%d1], 1;", "ld.acquire.gpu.global.b32", ""),
     ("st.release.gpu.global.b32 [%d1], 1;", "ld.acquire.gpu.global.b32", ""),
     ("fence.acq_rel.gpu; st.relaxed.gpu.global.b32 [%d1], 1;", "ld.relaxed.gpu.global.b32", "fence.acq_rel.gpu;"),
     ("red.release.gpu.global.add.s32 [%d1], 1;", "ld.acquire.gpu.global.b32", ""),
     ("fence.acq_rel.gpu; red.relaxed.gpu.global.add.s32 [%d1], 1;", "ld.acquire.gpu.global.b32", ""),
 ]
 BAD = [
+    ("atom.acquire.gpu.global.exch.b32 %r6, [%d1], 1;", "ld.acquire.gpu.global.b32", ""),
+    ("atom.relaxed.gpu.global.exch.b32 %r6, [%d1], 1;", "ld.acquire.gpu.global.b32", ""),
+    ("red.relaxed.gpu.global.add.s32 [%d1], 1;", "ld.acquire.gpu.global.b32", ""),
+    ("st.release.gpu.global.b32 [%d1], 1;", "ld.volatile.global.b32", ""),
+    ("st.volatile.global.b32 [%d1], 1;", "ld.acquire.gpu.global.b32", ""),
+    ("st.release.gpu.global.b32 [%d1], 1;", "ld.relaxed.gpu.global.b32", "fence.acq_rel.cta;"),
     ("st.relaxed.gpu.global.b32 [%d1], 1;", "ld.acquire.gpu.global.b32", ""),
     ("st.release.gpu.global.b32 [%d1], 1;", "ld.relaxed.gpu.global.b32", ""),
     ("st.release.cta.global.b32 [%d1], 1;", "ld.acquire.gpu.global.b32", ""),
@@ -169,6 +176,88 @@ def test_strong_stores_race_beyond_their_scope(narrow: str, wide: str, ctas: int
     launch(kernel(body.format(wide)), ctas, 1, arguments, memory)
     with pytest.raises(LaunchError, match="race"):
         launch(kernel(body.format(narrow)), ctas, 1, arguments, memory)
+
+
+# CTA 0 clears a mailbox and says so; CTA 1 waits for that and posts. All accesses are strong.
+REUSE = """
+setp.ne.u32 %p0, %r0, 0;
+@%p0 ret;
+setp.eq.u32 %p1, %r1, 1;
+@%p1 bra POST;
+st.relaxed.gpu.global.b32 [%d0], 0;
+{say}
+ret;
+POST:
+{hear} %r5, [%d1];
+setp.eq.s32 %p2, %r5, 0;
+@%p2 bra POST;
+st.relaxed.gpu.global.b32 [%d0], 42;
+"""
+SAY, HEAR = "st.release.gpu.global.b32 [%d1], 1;", "ld.acquire.gpu.global.b32"
+
+
+def reuse(say: str, hear: str, ordered: bool = True) -> int:
+    memory = Memory()
+    box, flag = memory.put("mailbox", np.full(1, 7, np.uint32)), memory.put("flag", np.zeros(1, np.uint32))
+    ptx = kernel(REUSE.format(say=say, hear=hear))
+    if "atom" in hear:
+        ptx = ptx.replace("%r5, [%d1];", "%r5, [%d1], 0;")
+    launch(ptx, 2, 32, [box, flag], memory, ordered_stores=ordered)
+    return int(memory.get(box, 1, np.uint32)[0])
+
+
+@pytest.mark.parametrize(
+    ("say", "hear"),
+    [
+        (SAY, HEAR),
+        ("fence.acq_rel.gpu; st.relaxed.gpu.global.b32 [%d1], 1;", HEAR),
+        ("red.release.gpu.global.add.u32 [%d1], 1;", HEAR),
+        ("atom.acq_rel.gpu.global.add.u32 %r6, [%d1], 1;", HEAR),
+        ("atom.release.gpu.global.exch.b32 %r6, [%d1], 1;", "atom.acquire.gpu.global.or.b32"),
+        (SAY, "atom.acq_rel.gpu.global.or.b32"),
+    ],
+)
+def test_release_and_acquire_order_strong_stores(say: str, hear: str) -> None:
+    assert reuse(say, hear) == 42
+
+
+@pytest.mark.parametrize(
+    ("say", "hear"),
+    [
+        ("st.relaxed.gpu.global.b32 [%d1], 1;", HEAR),
+        ("st.volatile.global.b32 [%d1], 1;", HEAR),
+        ("red.relaxed.gpu.global.add.u32 [%d1], 1;", HEAR),
+        ("atom.acquire.gpu.global.add.u32 %r6, [%d1], 1;", HEAR),
+        (SAY, "ld.relaxed.gpu.global.b32"),
+        (SAY, "ld.volatile.global.b32"),
+    ],
+)
+def test_strong_stores_without_an_order_between_them(say: str, hear: str) -> None:
+    """No data race, and right in every interleaving here; on a GPU the clearing store may come last."""
+    assert reuse(say, hear, ordered=False) == 42
+    with pytest.raises(LaunchError, match="strong stores of different values, unordered"):
+        reuse(say, hear)
+
+
+def test_a_store_comes_after_what_its_thread_has_read() -> None:
+    """Coherence: CTA 0 waits for a word by relaxed loads and clears it; nothing else orders the two."""
+    body = """
+    setp.eq.u32 %p1, %r1, 1;
+    @%p1 bra POST;
+    WAIT: ld.relaxed.gpu.global.b32 %r5, [%d0]; setp.eq.s32 %p2, %r5, 0; @%p2 bra WAIT;
+    st.relaxed.gpu.global.b32 [%d0], 0;
+    ret;
+    POST: st.relaxed.gpu.global.b32 [%d0], 42;
+    """
+    memory = Memory()
+    box = memory.put("mailbox", np.zeros(1, np.uint32))
+    launch(kernel(body), 2, 1, [box, 0], memory, ordered_stores=True)
+    assert memory.get(box, 1, np.uint32)[0] == 0
+    blind = "cvt.u32.u64 %r2, %d1; add.u32 %r2, %r2, %r1; st.relaxed.gpu.global.b32 [%d0], %r2;"
+    with pytest.raises(LaunchError, match="strong stores"):
+        launch(kernel(blind), 2, 1, [box, 7], memory, ordered_stores=True)
+    swap = "cvt.u32.u64 %r2, %d1; add.u32 %r2, %r2, %r1; atom.relaxed.gpu.global.exch.b32 %r3, [%d0], %r2;"
+    launch(kernel(swap), 2, 1, [box, 7], memory, ordered_stores=True)
 
 
 def test_atomics_count_and_return() -> None:

@@ -78,6 +78,8 @@ def atomic(m: Any, pc: Int, warp: Int, active: Int) -> None:
         if at.scalars(m)[state.CHECK]:
             acquire(m, warp, spot, order, scope)
             release(m, warp, spot, order, scope, True)
+            # It reads what it replaces, so it comes after it.
+            watch(m, pc, warp, lane, spot, width * count, False, strength(order, scope), False)
             watch(m, pc, warp, lane, spot, width * count, True, strength(order, scope), False)
         comparand = np.uint64(0)
         if at.operands(m)[o + 2] >= 0:

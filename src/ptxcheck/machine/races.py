@@ -11,6 +11,7 @@ from ptxcheck.machine.findings import report
 from ptxcheck.machine.jit import Int, apart, inline, inner
 
 MANY_LANES = 99
+FENCED = 3  # plane of `fences`: what the last fence releases
 
 
 @inline
@@ -71,6 +72,9 @@ def touch(
 
     `seen` 1 judges earlier writes by the proxy's clock. `strong`: 0, or scope + 1; two strong accesses are no race if
     the scope of each reaches the other thread. `benign`: a store of the value that is there already.
+
+    Where strong stores must be ordered too (`launch(ordered_stores=True)`), one that replaces another's must come after
+    it: by happens-before, or because a read of what it replaces comes before it (coherence).
     """
     apart()
     scalars, clocks, shadow = at.scalars(m), at.clocks(m), at.shadow(m)
@@ -97,6 +101,11 @@ def touch(
             elif writer != entity and clocks[seen, warp, writer] < x[state.X_CLOCK]:
                 kind = state.F_RACE_WRITE_WRITE if write else state.F_RACE_WRITE_READ
                 report(m, kind, instruction, warp, lane, cell, writer)
+        if both_strong and write and not benign and scalars[state.ORDERED] != 0 and writer != entity:
+            by = x[state.X_SEEN_BY] - 1
+            known = by >= 0 and (by == entity or clocks[0, warp, by] >= x[state.X_SEEN_CLOCK])
+            if not known and clocks[0, warp, writer] < x[state.X_CLOCK]:
+                report(m, state.F_STORES_UNORDERED, instruction, warp, lane, cell, writer)
         if write:
             pool = x[state.X_POOL] - 1
             reader = x[state.X_READER] - 1
@@ -121,7 +130,11 @@ def touch(
             x[state.X_EPOCH] = epoch
             x[state.X_SERIAL] = serial
             x[state.X_READER] = 0
-        elif strong == 0:
+            x[state.X_SEEN_BY] = 0
+        elif strong != 0:
+            x[state.X_SEEN_BY] = entity + 1
+            x[state.X_SEEN_CLOCK] = own
+        else:
             reader = x[state.X_READER] - 1
             pool = x[state.X_POOL] - 1
             if pool >= 0:
@@ -182,8 +195,13 @@ def acquire(m: Any, warp: Int, offset: Int, order: Int, scope: Int) -> None:
         join(at.clocks(m), 0, warp, at.object_clocks(m), found, 0)
         join(at.clocks(m), 1, warp, at.object_clocks(m), found, 1)
     else:
-        join(at.fences(m), 0, warp, at.object_clocks(m), found, 0)
-        at.warps(m)[warp, state.W_PENDING] = 1
+        # The fence must reach as far as the releasing thread is away.
+        need = codes.SYS
+        for near in (codes.GPU, codes.CTA):
+            if scope_reaches(near, o[state.O_RANK], o[state.O_CTA], at.scalars(m), warp):
+                need = near
+        join(at.fences(m), need, warp, at.object_clocks(m), found, 0)
+        at.warps(m)[warp, state.W_PENDING] |= 1 << need
 
 
 @inner
@@ -218,7 +236,7 @@ def release(m: Any, warp: Int, offset: Int, order: Int, scope: Int, read_modify_
         join(at.object_clocks(m), found, 0, at.clocks(m), 0, warp)
         join(at.object_clocks(m), found, 1, at.clocks(m), 1, warp)
     else:
-        join(at.object_clocks(m), found, 0, at.fences(m), 1, warp)
+        join(at.object_clocks(m), found, 0, at.fences(m), FENCED, warp)
     tick(at.clocks(m), warp)
 
 
@@ -229,10 +247,11 @@ def fence(m: Any, warp: Int, proxy: Int, scope: Int) -> None:
     if proxy:
         join(at.clocks(m), 1, warp, at.clocks(m), 0, warp)
         return
-    if at.warps(m)[warp, state.W_PENDING]:
-        join(at.clocks(m), 0, warp, at.fences(m), 0, warp)
-        clear(at.fences(m), 0, warp)
-        at.warps(m)[warp, state.W_PENDING] = 0
-    copy_row(at.fences(m), 1, warp, at.clocks(m), 0, warp)
+    for need in (codes.CTA, codes.GPU, codes.SYS):
+        if need <= scope and (at.warps(m)[warp, state.W_PENDING] >> need) & 1:
+            join(at.clocks(m), 0, warp, at.fences(m), need, warp)
+            clear(at.fences(m), need, warp)
+            at.warps(m)[warp, state.W_PENDING] &= ~(1 << need)
+    copy_row(at.fences(m), FENCED, warp, at.clocks(m), 0, warp)
     at.warps(m)[warp, state.W_FENCED] = scope + 1
     tick(at.clocks(m), warp)

@@ -29,6 +29,7 @@ SEED: Final = 14  # 0: fixed order
 SPIN_LIMIT: Final = 15
 INSTRUCTION_LIMIT: Final = 16
 CONSTANT_BYTES: Final = 17
+ORDERED: Final = 18  # whether strong stores must be in an order too
 # -- and what changes
 FINDINGS: Final = 20
 PROGRESS: Final = 21
@@ -59,7 +60,7 @@ M_ALIVE: Final = 0
 M_RUN: Final = 1
 W_EPOCH: Final = 0
 W_FENCED: Final = 1  # scope + 1 of the last fence
-W_PENDING: Final = 2  # relaxed loads wait for a fence
+W_PENDING: Final = 2  # relaxed loads wait for a fence: a bit for each scope that it needs
 
 # -- columns of `shadow`
 X_WRITER: Final = 0  # entity + 1
@@ -73,7 +74,9 @@ X_READ_CLOCK: Final = 7
 X_READ_LANE: Final = 8
 X_READ_EPOCH: Final = 9
 X_POOL: Final = 10  # row of `readers` + 1
-SHADOW_COLUMNS: Final = 12
+X_SEEN_BY: Final = 11  # entity + 1 of the last strong read of what lies here
+X_SEEN_CLOCK: Final = 12
+SHADOW_COLUMNS: Final = 13
 
 # -- columns of `objects`: mbarriers and locations that were released to
 O_KEY: Final = 0  # flat offset + 1
@@ -124,6 +127,7 @@ F_BARRIER_LEFT: Final = 10
 F_COPY_UNFINISHED: Final = 11
 F_CONSTANT_CHANGED: Final = 12
 F_TRANSACTION_LEFT: Final = 13
+F_STORES_UNORDERED: Final = 14
 FIRST_FATAL: Final = 40
 F_OUT_OF_BOUNDS: Final = 40
 F_MISALIGNED: Final = 41
@@ -165,7 +169,8 @@ class Machine:
     objects int64 [n, OBJECT_COLUMNS], hashed by key; object_clocks int32 [n, 4, entities]
     copies int64 [n, COPY_COLUMNS]; copy_clocks int32 [n, 1, entities]
     clocks int32 [2, entities, entities]: what each has seen of each, by ordinary accesses and by the async proxy
-    fences int32 [2, warps, entities]: to be acquired at the next fence, released by the last one
+    fences int32 [4, warps, entities]: to be acquired at the next fence of CTA, GPU or system scope, and what the last
+    one releases
     shadow int32 [cells, SHADOW_COLUMNS]; readers int32 [n, entities]; free int32 [n]
     multicast int64 [ranges, R_FIRST + places]
     """

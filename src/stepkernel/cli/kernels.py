@@ -152,13 +152,14 @@ def mutate(
     """Puts single mistakes into the kernels' PTX and counts how many of them the emulated comparison notices."""
     from rich.progress import track
 
-    from stepkernel.cuda import mutation, mutation_trials
+    from stepkernel.cuda import mutation, mutation_exchange, mutation_trials
     from stepkernel.cuda.check import synthetic
     from stepkernel.cuda.manifest import recorded
     from stepkernel.cuda.spec import source_hash
 
     console = Console()
-    wanted: list[Case | StageCase] = [*stages(), small()[1]]
+    two, _, multicast = exchanges()
+    wanted: list[Item] = [*stages(), small()[1], two, multicast]
     items = [(item, "sm_90a") for item in wanted]
     items += [(item, "sm_103a") for item in wanted if item.name == "k3_moe_up"]
     outcomes: list[mutation.Outcome] = []
@@ -174,8 +175,10 @@ def mutate(
         for item, arch in track(chosen, "mutants", console=console, disable=not console.is_terminal):
             if isinstance(item, StageCase):
                 trials = mutation_trials.of_stage(item, model_of(item.case))
-            else:
+            elif isinstance(item, Case):
                 trials = mutation_trials.of_step(item, model_of(item))
+            else:
+                trials = mutation_exchange.of_exchange(item)
             text = recorded(directory, item.spec(), arch)
             walk = isinstance(item, Case)
             outcomes += mutation.study(item.name, text, trials, count, lambda _: None, walk)

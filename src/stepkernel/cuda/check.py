@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 
 from ptxcheck import Result
 from stepkernel.cuda.cases import Case
+from stepkernel.cuda.choices import Choices, kept
 from stepkernel.cuda.device_protocol import Device
 from stepkernel.cuda.emulate import EmulatedDevice
 from stepkernel.cuda.executor import CudaExecutor
+from stepkernel.cuda.limits import step_limits
 from stepkernel.cuda.plan import Plan
 from stepkernel.cuda.spec import kernel_of
 from stepkernel.cuda.spread import Spread
@@ -34,14 +36,14 @@ FOLDED_LIMITS = {"float32": 2e-6, "bfloat16": 1e-4}
 
 @dataclass(frozen=True)
 class StepDiff:
-    """Largest relative L2 differences over live rows or slots, by area: logits, latent, conv, recurrent, records.
+    """Largest relative L2 differences over live rows or slots, by area: logits, scores (of the router, in any layer),
+    latent, conv, recurrent, records.
 
-    found     of the kernel from the reference with BF16 rounding
-    rounding  of the reference without rounding from the one with it: what all roundings of the step make together. The
-              kernel rounds at the same points, so it is as far from the unrounded result, and at most twice as far
-              from the reference (a rounding may also turn a near tie of the router)
-    stray     bytes of caches and states that the step changed outside of what it may write; 1 more if a counter between
-              CTAs was not set back
+    found     of the kernel from the reference with BF16 rounding that chooses the same experts (`choices`)
+    rounding  of the reference without rounding from the one with it, of the same experts: what all roundings of the
+              step make together
+    stray     bytes of caches and states that the step changed outside of what it may write; rows whose experts are not
+              those of their router logits; 1 more if a counter between CTAs was not set back
     """
 
     found: dict[str, float]
@@ -50,8 +52,13 @@ class StepDiff:
     result: Result
 
     @property
+    def limits(self) -> dict[str, float]:
+        return step_limits(self.rounding)
+
+    @property
     def wrong(self) -> bool:
-        return self.stray > 0 or any(not value <= 2 * self.rounding[area] for area, value in self.found.items())
+        limits = self.limits
+        return self.stray > 0 or any(not value <= limits[area] for area, value in self.found.items())
 
 
 class Emulated:
@@ -151,7 +158,7 @@ class Emulated:
     ) -> StepDiff:
         """The whole step in one launch; buffers and everything a step must not read hold NaN. `barriers_before`: of
         earlier steps."""
-        reference, gpu, device = self.executors(ptx, self.plan, seed, instruction_limit)
+        reference, gpu, device = self.executors(ptx, kept(self.plan), seed, instruction_limit)
         device.count = count
         device.write(gpu.sync + ARRIVALS, np.array([barriers_before * self.case.grid]))
         found, rounding, stray = self.compare_step(reference, gpu)
@@ -172,11 +179,19 @@ class Emulated:
         copy_caches(reference.caches, before)
         for buffer in gpu.buffers.values():
             buffer[...] = np.nan if buffer.dtype.kind == "f" else 0
-        outputs = [executor.run(inputs).logits for executor in (reference, gpu, unrounded)]
         live = np.repeat(inputs.lengths > 0, inputs.queries)
-        found = {"logits": _distance(outputs[0][live], outputs[1][live])}
-        rounding = {"logits": _distance(outputs[0][live], outputs[2][live])}
-        stray = 0
+        got = gpu.run(inputs).logits[live]
+        chosen = Choices(self.plan.program, self.weights, gpu.buffers, live)
+        followers = [chosen.follower(), chosen.follower()]
+        expected, plain = (
+            executor.run(inputs, observe=follower).logits[live]
+            for executor, follower in zip((reference, unrounded), followers, strict=True)
+        )
+        found, rounding = {"logits": _distance(expected, got)}, {"logits": _distance(expected, plain)}
+        for ours, theirs, exactly in zip(followers[0].logits, chosen.logits, followers[1].logits, strict=True):
+            found["scores"] = max(found.get("scores", 0.0), _distance(ours, theirs))
+            rounding["scores"] = max(rounding.get("scores", 0.0), _distance(ours, exactly))
+        stray = chosen.wrong
         states = inputs.state_slots
         if inputs.recovers:
             # Earlier tokens alone make it, from values that are the same in all three.
@@ -190,11 +205,11 @@ class Emulated:
         ):
             written = np.unique(places[places >= 0] if area == "latent" else places[places > 0])
             layers = [[_by_place(area, array) for array in of_kind] for of_kind in arrays]
-            for expected, got, plain, old in zip(*layers, strict=True):
-                found[area] = max(found.get(area, 0.0), _distance(expected[written], got[written]))
-                rounding[area] = max(rounding.get(area, 0.0), _distance(expected[written], plain[written]))
-                rest = np.setdiff1d(np.arange(len(got)), written)
-                stray += int(np.count_nonzero(_bytes(got[rest]) != _bytes(old[rest])))
+            for ours, theirs, exactly, old in zip(*layers, strict=True):
+                found[area] = max(found.get(area, 0.0), _distance(ours[written], theirs[written]))
+                rounding[area] = max(rounding.get(area, 0.0), _distance(ours[written], exactly[written]))
+                rest = np.setdiff1d(np.arange(len(theirs)), written)
+                stray += int(np.count_nonzero(_bytes(theirs[rest]) != _bytes(old[rest])))
         return found, rounding, stray
 
     def caches(self) -> Caches:

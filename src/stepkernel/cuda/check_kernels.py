@@ -50,8 +50,7 @@ class Checker:
             step = compare(item, model, checkpoint.weights, ptx, seed)
         else:
             step = self._model(item).step(ptx, seed)
-        limit = 2 * step.rounding["logits"]
-        return Checked("whole step", step.found["logits"], limit, step.wrong, step.result.instructions)
+        return Checked("whole step", step.found["logits"], step.limits["logits"], step.wrong, step.result.instructions)
 
     def _model(self, case: Case) -> Emulated:
         if case.name not in self._models:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from stepkernel.cuda.cases import Case
 from stepkernel.cuda.check import Emulated, StepDiff
+from stepkernel.cuda.choices import kept, places, selects
 from stepkernel.cuda.emulate import EmulatedGroup
 from stepkernel.cuda.executor import CudaExecutor
 from stepkernel.model.shard import Shard
@@ -26,8 +27,9 @@ WeightsOf = Callable[[Shard], Weights]
 class Ranks:
     """`program.executor.Executor` over all ranks of `case`; `program` and `caches` are those of the whole model.
 
-    wrong: values in which ranks differ that must be equal to the bit (outputs, and latent rows that all hold), bytes
-    that a rank wrote outside of what it may write, and counters that were not set back.
+    wrong: values in which ranks differ that must be equal to the bit (outputs, router logits and chosen experts of
+    every layer, and latent rows that all hold), bytes that a rank wrote outside of what it may write, and counters that
+    were not set back.
     """
 
     def __init__(
@@ -43,9 +45,11 @@ class Ranks:
         self.case, self.program, self.caches = case, program, caches
         self.group = EmulatedGroup(case.ranks, ptx, case.spec(), seed=seed, **options)
         self._buffers = allocate_buffers(program)
+        choices = [name for select in selects(program) for name in places(select)]
+        self._common = ("logits", "tokens", "taps", *choices)
         self.wrong = 0
         self.executors = [
-            CudaExecutor(case.plan(rank), weights_of(Shard(rank, case.ranks)), self._empty(rank), device, peers)
+            CudaExecutor(kept(case.plan(rank)), weights_of(Shard(rank, case.ranks)), self._empty(rank), device, peers)
             for rank, (device, peers) in enumerate(zip(self.group.devices, self.group.peers, strict=True))
         ]
 
@@ -67,13 +71,14 @@ class Ranks:
         live = np.repeat(inputs.lengths > 0, inputs.queries)
         for executor, used, old in zip(self.executors, own, before, strict=True):
             self.wrong += _strays(executor.caches, old, used) + (not executor.counters_are_zero())
-            for name in ("logits", "tokens", "taps"):
+            for name in self._common:
                 if name in executor.buffers:
                     self.wrong += _differing(executor.buffers[name][live], first.buffers[name][live])
             if self.case.interleave is None:
                 for mine, others in zip(executor.caches.latent, first.caches.latent, strict=True):
                     self.wrong += _differing(mine, others)
         _collect(self.caches, [e.caches for e in self.executors], self._contexts(), inputs)
+        self._buffers.update({name: first.buffers[name] for name in self._common if name in first.buffers})
         rows = inputs.rows
         taps = first.buffers.get("taps")
         return StepOutputs(

@@ -13,9 +13,10 @@ from typing import Any
 
 from stepkernel.cuda.cases import Case, small, tiny, variants
 from stepkernel.cuda.check import Emulated, live_contexts, synthetic
+from stepkernel.cuda.choices import kept
 from stepkernel.cuda.gpu import Gpu, GpuDevice
 from stepkernel.cuda.gpu_time import ASSUMED_GBPS, ROOM, expected, models, seconds, time_model
-from stepkernel.cuda.limits import exceeding
+from stepkernel.cuda.limits import exceeding, step_limits
 from stepkernel.cuda.manifest import find
 from stepkernel.cuda.torch_time import ASSUMED, TorchTiming, expected_torch, torch_seconds
 from stepkernel.cuda.torch_time import ROOM as TORCH_ROOM
@@ -63,12 +64,13 @@ def _correct(case: Case, directory: Path, scratch: Path, say: Callable[[str], No
     try:
         reference, gpu = model.on(device)
         stages = diff(model.plan.program, model.inputs(), reference, gpu)
-        found, rounding, stray = model.compare_step(*model.on(device))
+        found, rounding, stray = model.compare_step(*model.on(device, kept(model.plan)))
     finally:
         device.close()
     # Tensor cores and approximations round in ways of their own, so any number of values may move by a rounding.
     wrong = [f"{d.stage} {d.area}: {d.relative_l2:.2g}" for d in exceeding(stages, moved=1)]
-    good = not wrong and stray == 0 and all(found[area] <= 2 * rounding[area] for area in found)
+    limits = step_limits(rounding)
+    good = not wrong and stray == 0 and all(found[area] <= limits[area] for area in found)
     say(f"{case.name}: {'right' if good else 'WRONG'}, logits differ by {found['logits']:.1e}")
     return {
         "case": case.name,

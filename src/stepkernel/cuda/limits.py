@@ -1,4 +1,6 @@
-"""By how much a stage of a kernel may differ from the reference."""
+"""By how much a stage of a kernel, or a whole step, may differ from the reference."""
+
+from collections.abc import Mapping
 
 from stepkernel.runtime.diff import StageDiff
 
@@ -11,6 +13,15 @@ MOVED_LIMIT = 0.002
 # Shares of attention have an error of 2^-17, a rounding step is at least 2^-8 of a value: one value in 2^8 or fewer
 # lies that close to a boundary, 6.8 of 1728 (5 were seen), and 1 % is four standard deviations more.
 ATTEND_MOVED_LIMIT = 0.01
+# Of logits, router logits and everything that a whole step of the models that tests execute (2 to 9 layers) leaves in
+# its caches, whatever its roundings make: together they make 3.3e-2 at most.
+STEP_LIMIT = 5e-2
+
+
+def step_limits(rounding: Mapping[str, float]) -> dict[str, float]:
+    """By area, from what all roundings of the step make there together. The kernel rounds at the same points as the
+    reference, so it is as far from the unrounded result, and at most twice as far from the reference."""
+    return {area: min(2 * value, STEP_LIMIT) for area, value in rounding.items()}
 
 
 def exceeding(found: list[StageDiff], limit: float = STAGE_LIMIT, moved: float = MOVED_LIMIT) -> list[StageDiff]:

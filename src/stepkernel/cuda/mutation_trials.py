@@ -91,7 +91,10 @@ def without_a_cta(ptx: str, grid: int, patience: int = SHORT_PATIENCE) -> str:
 
 
 def impatient(ptx: str, patience: int = SHORT_PATIENCE) -> str:
-    return ptx.replace(str(PATIENCE - 1), str(patience - 1)).replace(str(PATIENCE), str(patience))
+    for factor in (4, 1):  # the barrier of several ranks has more patience than an exchange
+        for less in (1, 0):
+            ptx = ptx.replace(str(factor * PATIENCE - less), str(factor * patience - less))
+    return ptx
 
 
 def _compare(

@@ -1,6 +1,7 @@
 """Routed experts: selection, the two halves of an expert, the weighted sum (spec 2.8)."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +16,18 @@ def select(stage: Select, step: Step) -> None:
 
     logits [rows, experts], ids int32 and weights [rows, top_k] in descending key order.
     """
-    scores = sigmoid(step.read(stage.logits))
-    keys = scores + step.weights.vector(stage.bias)
+    weigh(stage, step, choose(stage, step.read(stage.logits), step.weights.vector(stage.bias)))
+
+
+def choose(stage: Select, logits: Floats, bias: Floats) -> NDArray[np.intp]:
+    """Ids [rows, top_k]."""
     # A stable sort keeps the lower id first among equals, and NumPy sorts NaN behind every number.
-    ids = np.argsort(-keys, axis=1, kind="stable")[:, : stage.top_k]
+    return np.argsort(-(sigmoid(logits) + bias), axis=1, kind="stable")[:, : stage.top_k]
+
+
+def weigh(stage: Select, step: Step, ids: NDArray[np.integer[Any]]) -> None:
+    """Writes a choice, and weights for it."""
+    scores = sigmoid(step.read(stage.logits))
     weights = np.take_along_axis(scores, ids, axis=1)
     if stage.renormalize:
         weights = weights / (weights.sum(axis=1, keepdims=True) + np.float32(1e-20))
