@@ -50,7 +50,7 @@ def test_many_steps_at_any_pace(name: str, size: int, steps: int) -> None:
     code = f"""
 engine = named_rank(path, "{name}", Shard(rank, size), batch=3, threads=2)
 class Sizes:
-    def choose(self): return int(pace.integers(1, 3))
+    def choose(self, kind): return int(pace.integers(1, 3))
     def record(self, *_): pass
 pace, order = np.random.default_rng(rank), np.random.default_rng(7)
 requests = [engine.admit(pages=4) for _ in range(3)]

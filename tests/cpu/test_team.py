@@ -21,7 +21,7 @@ def workers():
 class Sizes:
     def __init__(self, sizes):
         self.sizes, self.step = sizes, 0
-    def choose(self):
+    def choose(self, kind):
         self.step += 1
         return self.sizes[self.step % len(self.sizes)]
     def record(self, threads, nanoseconds):

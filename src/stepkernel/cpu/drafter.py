@@ -79,7 +79,7 @@ class CpuDrafter:
         first = part
         if context is not None and context.rows:
             first = self._fill(context, address(part.words))
-        threads = self.team_size.choose()
+        threads = self.team_size.choose((block.requests, first is part))
         self.team_size.record(threads, self._call(first, threads))
         return read_outputs(self.buffers, block.requests, self.programs.drafts)
 

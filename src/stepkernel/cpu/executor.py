@@ -81,7 +81,6 @@ class CpuExecutor:
         self.crew = Crew(threads) if crew is None else crew
         self.threads = self.crew.threads
         self.team_size = TeamSize(self.threads)
-        self._fewer_queries: dict[int, TeamSize] = {}
         self._scratch = thread_scratch(staged, self.threads, arena)
         self._closed = False
 
@@ -93,12 +92,8 @@ class CpuExecutor:
     def run(self, inputs: StepInputs) -> StepOutputs:
         """One step as one native call. Raises ValueError for inputs that would leave the caches, GroupError if the
         ranks of the program cannot go on."""
-        size = self.team_size
-        if inputs.queries != self.program.queries:
-            size = self._fewer_queries.setdefault(inputs.queries, TeamSize(self.threads))
-        threads = size.choose()
-        taken = self._run(0, len(self._ranges), inputs, threads)
-        size.record(threads, taken)
+        threads = self.team_size.choose((inputs.requests, inputs.queries))
+        self.team_size.record(threads, self._run(0, len(self._ranges), inputs, threads))
         rows, taps = inputs.rows, self._buffers.get(TAPS)
         kept = None if taps is None else taps[:rows]
         return StepOutputs(self._buffers["logits"][:rows], self._buffers["tokens"][:rows, 0], kept)

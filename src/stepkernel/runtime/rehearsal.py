@@ -71,7 +71,9 @@ def extra_seconds(
     for load in loads:
         found[load] = {k: _extra(verify, drafters.get(k), k, load, room, vocab) for k in {1, drafts}}
         rows = load if context_rows is None else context_rows
-        found[load][0] = load / rows * _context(drafters[drafts], rows, room) if drafters else 0.0
+        found[load][0] = (
+            load / rows * _context(verify, drafters.get(drafts), rows, room, room.inputs(load, 1, 0, vocab))
+        )
     return found
 
 
@@ -91,16 +93,24 @@ def _extra(verify: Verify, drafter: Drafter | None, drafts: int, requests: int, 
     return max(0.0, min(drafted[1:]) - min(plain[1:]))
 
 
-def _context(drafter: Drafter, rows: int, room: Room) -> float:
-    """Seconds that it takes to take in so many rows."""
-    taps = np.zeros((rows, drafter.programs.config.taps_width), np.float32)
-    positions, found = np.zeros(rows, np.int32), []
-    context = ContextRows(taps, positions, flat_rows(room.table(rows, 1), positions, 1, room.page_tokens))
+def _context(verify: Verify, drafter: Drafter | None, rows: int, room: Room, step: StepInputs) -> float:
+    """Seconds that it takes to take in so many rows behind a step, which leaves little of the draft in the processor's
+    caches."""
+    found = []
     for _ in range(1 + SAMPLES):
-        started = time.perf_counter()
-        drafter.insert(context)
-        found.append(time.perf_counter() - started)
-    return min(found[1:])
+        verify(step)
+        if drafter is not None:
+            found.append(_insert(drafter, rows, room))
+    return min(found[1:], default=0.0)
+
+
+def _insert(drafter: Drafter, rows: int, room: Room) -> float:
+    positions = np.zeros(rows, np.int32)
+    taps = np.zeros((rows, drafter.programs.config.taps_width), np.float32)
+    context = ContextRows(taps, positions, flat_rows(room.table(rows, 1), positions, 1, room.page_tokens))
+    started = time.perf_counter()
+    drafter.insert(context)
+    return time.perf_counter() - started
 
 
 def _draft(drafter: Drafter, taps: NDArray[np.float32], room: Room) -> None:
