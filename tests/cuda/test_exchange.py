@@ -13,7 +13,7 @@ from stepkernel.cuda.spec import PATIENCE
 from stepkernel.cuda.step_block import MISMATCH, SILENT
 from support.cuda import ARCHES, text
 
-TWO, FOUR, MULTICAST = exchanges()
+TWO, FOUR, MULTICAST, SIXTEEN = exchanges()
 POST = "st.relaxed.sys.global.v4.b32"
 TELL = "st.release.sys.global.b64"
 compiled = pytest.mark.skipif(os.environ.get("PTXCHECK_COMPILE") != "1", reason="run by test_compiled.py")
@@ -39,6 +39,15 @@ def test_several_launches(case: ExchangeCase, arch: str, seed: int | None) -> No
     harness = ExchangeHarness(case, text(case, arch))
     for launch in range(5):
         harness.run(seed=None if seed is None else seed + launch)
+        assert harness.wrong() == 0
+
+
+@compiled
+def test_as_many_ranks_as_there_may_be() -> None:
+    """Kimi K3's 16: what a thread takes comes in two turns."""
+    harness = ExchangeHarness(SIXTEEN, text(SIXTEEN))
+    for launch in range(2):
+        harness.run(seed=launch)
         assert harness.wrong() == 0
 
 

@@ -27,8 +27,24 @@ def test_floors_and_waits_of_kimi_k3(ranks: int) -> None:
 
 
 def test_time_is_its_formula() -> None:
-    for e in expected(case(16), GPUS["gb300"], 0, Assumptions(0.5, 10, 100)):
-        assert e.time == pytest.approx(2 * e.floor + 0.01 * e.barriers + 0.1 * e.exchanges)
+    for e in expected(case(16), GPUS["gb300"], 0, Assumptions(0.5, 10, 100, 1000)):
+        assert e.time == pytest.approx(2 * e.floor + 0.01 * e.barriers + 0.1 * e.exchanges + e.lasts)
+
+
+def test_exchanges_and_what_follows_them_wait_for_no_barrier() -> None:
+    """Barriers of a layer of Kimi K3: one before each stage but the mixes, the choice of experts and the routed
+    experts' first half, whose inputs were there at the barrier of the shared experts' activation."""
+    found = {e.stage: e for e in expected(case(16), GPUS["gb300"], 0, Assumptions())}
+    assert {name for name, e in found.items() if e.barriers == 0} == {
+        "embed",
+        "mlp.mix",
+        "moe.select",
+        "moe.up",
+        "final.mix",
+    }
+    assert found["attention.mix"].barriers == 1  # the first one, of the embedding
+    assert all(e.barriers <= e.count for e in found.values())
+    assert found["mlp.mix"].lasts == 93
 
 
 def test_command() -> None:

@@ -87,8 +87,10 @@ def test_timing_makes_weights_and_repeats_steps(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(gpu_time, "TIMES", 2)
     monkeypatch.setattr("stepkernel.cuda.random_weights.BLOCK_BYTES", 1 << 16)
     said: list[str] = []
-    (row,) = gpu_time.time_model(CASES[:1], tmp_path, EmulatedGpu(), said.append, CONTEXT)  # type: ignore[arg-type]
+    (row,) = gpu_time.time_model(CASES[:1], tmp_path, EmulatedGpu(), said.append, False, CONTEXT)  # type: ignore[arg-type]
     assert row["case"] == CASES[0].name
     assert (row["ms_median"], row["ms_replay"], len(said)) == (1.0, 1.0, 1)
     assert row["of_floor"] == pytest.approx(row["step_bytes"] / 4000 / 1e6)
-    assert 1 <= row["distinct_experts_of_the_last_layer"] <= CASES[0].config.experts_per_token
+    config, rows = CASES[0].config, CASES[0].requests * CASES[0].queries
+    chosen = config.experts_per_token
+    assert chosen < row["distinct_experts_of_the_last_layer"] <= min(config.num_experts, rows * chosen)

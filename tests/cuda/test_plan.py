@@ -18,17 +18,21 @@ from stepkernel.cuda.dims import (
     ExpertsDims,
     KdaDims,
     LinearDims,
+    MixNormDims,
+    posting_of,
+    takes,
 )
 from stepkernel.cuda.emulate import EmulatedDevice, EmulatedGroup
 from stepkernel.cuda.executor import CudaExecutor
 from stepkernel.cuda.gpu import GpuDevice
 from stepkernel.cuda.gpu_peers import IpcPeers
 from stepkernel.cuda.group_cases import ranks
-from stepkernel.cuda.plan import Geometry, Plan, make_plan
+from stepkernel.cuda.plan import At, Geometry, Plan, make_plan
 from stepkernel.cuda.spec import KernelSpec
 from stepkernel.model.shard import Shard
 from stepkernel.program.builder import build_program
 from stepkernel.program.inputs import Caches
+from stepkernel.program.program import BLOCKS, PREFIX
 from stepkernel.runtime.caches import allocate_caches
 from support.random_weights import RandomWeights
 
@@ -36,11 +40,11 @@ from support.random_weights import RandomWeights
 def test_every_stage_kind_and_every_word_is_planned() -> None:
     kinds = {dims.kind for case in small() for dims in case.plan().codes}
     assert len(kinds) == 12
-    assert {dims.kind for case in ranks() for dims in case.plan().codes} == kinds | {"exchange", "norm", "merge"}
+    assert {dims.kind for case in ranks() for dims in case.plan().codes} == kinds | {"post", "take", "merge"}
     assert {dims.kind for case in stages() for dims in case.plan().codes} == kinds
     for case in (*small(), *published(), *ranks()):
         plan = case.plan()
-        most = 24 if case.ranks == 1 else 28  # exchanges take four
+        most = 24 if case.ranks == 1 else 30  # posting and taking make more of some stages
         assert len(plan.codes) <= most, "code that differs in a few numbers belongs into records"
         for record in plan.records:
             assert set(record.words) == set(plan.codes[record.code].words)
@@ -57,8 +61,54 @@ def test_records_wait_at_the_start_of_a_stage_and_for_other_ranks() -> None:
         plan = case.plan()
         for first, last in plan.ranges:
             for record in plan.records[first + 1 : last]:
-                kind = plan.codes[record.code].kind
-                assert record.wait == (kind in ("norm", "merge") or record.words.get("opens") == 1)
+                assert record.wait == (plan.codes[record.code].kind == "merge")
+
+
+def test_exchanges_are_posted_after_a_barrier_and_taken_before_the_next() -> None:
+    """A rank that posts exchange m + 1 says that it has taken all of m: a barrier must lie between. Taking needs none
+    but what is posted, and whatever is posted is taken, once."""
+    for case in (*ranks(), next(case for case in published() if case.ranks > 1)):
+        plan = case.plan()
+        posted: list[tuple[object, object]] = []
+        taken: list[tuple[object, object]] = []
+        barrier, unread = True, 0  # a barrier since the last taking; exchanges that are posted and not taken yet
+        for record in plan.records:
+            dims = plan.codes[record.code]
+            barrier = barrier or record.wait
+            if posting_of(dims):
+                assert barrier, (case.name, record.stage)
+                assert (record.opens > 0) == (len({number for number, _ in posted}) == record.words["number"])
+                posted.append((record.words["number"], record.words["slot"]))
+                unread = 1
+            elif takes(dims):
+                barrier = False
+                names = ["slot"]
+                if isinstance(dims, MixNormDims):
+                    modes = {"slot": dims.delta_taken, "second_slot": dims.second_taken}
+                    names = [name for name, mode in modes.items() if mode]
+                taken += [(record.words["number"], record.words[name]) for name in names]
+                unread = 0
+        assert unread == 0
+        assert sorted(posted, key=str) == sorted(taken, key=str)
+        assert len(set(taken)) == len(taken)
+
+
+def test_whoever_takes_without_a_barrier_overwrites_nothing_that_is_in_use() -> None:
+    """The rule of `barriers`, for the buffers that records really touch: a buffer that a record writes was neither read
+    nor written by another record since the last barrier, or by records of its own stage only."""
+    for case in (*ranks(), next(case for case in published() if case.ranks > 1)):
+        plan = case.plan()
+        used: dict[str, set[str]] = {}
+        for record in plan.records:
+            if record.wait:
+                used = {}
+            own = {word.name for word in record.words.values() if isinstance(word, At) and word.place == "buffer"}
+            if takes(plan.codes[record.code]):
+                written = {name for name in own if name not in (PREFIX, BLOCKS)}
+                for name in written:
+                    assert used.get(name, set()) <= {record.stage}, (case.name, record.stage, name)
+            for name in own:
+                used.setdefault(name, set()).add(record.stage)
 
 
 def test_ranks_have_the_same_kernel_and_count_the_same_exchanges() -> None:
@@ -66,7 +116,7 @@ def test_ranks_have_the_same_kernel_and_count_the_same_exchanges() -> None:
         plans = [case.plan(rank) for rank in range(min(case.ranks, 4))]
         assert len({plan.codes for plan in plans}) == 1
         assert len({plan.slot_bytes for plan in plans}) == 1
-        opened = [record.words["number"] for record in plans[-1].records if record.words.get("opens")]
+        opened = [record.opens - 1 for record in plans[-1].records if record.opens]
         assert opened == list(range(len(opened)))
         greeting = [record.words["number"] for record in plans[0].records if record.words.get("greets")]
         assert greeting == [0]
@@ -86,13 +136,13 @@ def test_the_tiles_of_kimi_k3_over_16_ranks_are_those_that_are_executed() -> Non
     shares = {"rows", "requests", "queries", "heads", "parts", "splits", "tiles", "experts", "vocab", "sources"}
     shares |= {"page_tokens", "scale", "head_bytes"}
     # What is there for other ranks alone; their exchanges have tests of their own.
-    shares |= {"shared", "partial", "normed", "to_bf16"}
+    shares |= {"posting", "normed", "to_bf16", "ranks", "parts", "delta_taken", "second_taken"}
 
     def tiles(plan: Plan) -> set[tuple[str, ...]]:
         found = set()
         for dims in plan.codes:
             kept = {field.name for field in fields(dims)} - shares
-            if dims.kind not in ("exchange", "norm"):
+            if dims.kind != "take":
                 found.add((dims.kind, *(f"{name} {getattr(dims, name)}" for name in sorted(kept))))
         return found
 

@@ -3,9 +3,10 @@
 import cutlass
 from cutlass import Int32, Int64, cute
 
-from stepkernel.cuda.device import fetch_bytes, least, load_int, load_long, quotient, remainder
+from stepkernel.cuda.device import fetch_bytes, load_int, load_long
 from stepkernel.cuda.dims import RECORD_BYTES, WARPS
 from stepkernel.cuda.step_block import AHEAD, AHEAD_WORDS
+from stepkernel.cuda.values import least, quotient, remainder
 
 
 @cute.jit

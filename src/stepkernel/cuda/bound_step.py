@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from stepkernel.cuda.cache_map import CacheMap
 from stepkernel.cuda.device_protocol import Device, Peers
-from stepkernel.cuda.dims import HEADER_BYTES, RECORD_BYTES
+from stepkernel.cuda.dims import HEADER_BYTES, RECORD_BYTES, posting_of
 from stepkernel.cuda.host_weights import BF16, Loader
 from stepkernel.cuda.plan import At, Plan, Record, Word
 from stepkernel.cuda.step_block import (
@@ -136,8 +136,8 @@ class BoundStep:
         if self._failed:
             raise StepFailed("an earlier step failed; make a new executor")
         end = len(self.plan.records) if last is None else last
-        numbers = [_number(record.words.get("number")) for record in self.plan.records[first:end]]
-        exchanges = sorted({number for number in numbers if number is not None})
+        records, codes = self.plan.records[first:end], self.plan.codes
+        exchanges = sorted({_number(r.words["number"]) for r in records if posting_of(codes[r.code])})
         words = dict(self._words)
         if exchanges:
             words["exchange"] = self._exchanges - exchanges[0]
@@ -189,7 +189,7 @@ class BoundStep:
     def _encode(self) -> NDArray[np.int64]:
         table = np.zeros((len(self.plan.records), RECORD_BYTES // 8), np.int64)
         for line, record in zip(table, self.plan.records, strict=True):
-            header = [record.code, int(record.wait), *record.fetch]
+            header = [record.code, int(record.wait) + 2 * record.opens, *record.fetch]
             line[: HEADER_BYTES // 8] = np.array(header, np.int32).view(np.int64)
             start, words = HEADER_BYTES // 8, self._values(record)
             line[start : start + len(words)] = words
@@ -217,8 +217,9 @@ class BoundStep:
         return self._addresses[key] + word.offset
 
 
-def _number(word: Word | None) -> int | None:
-    return word if isinstance(word, int) else None
+def _number(word: Word) -> int:
+    assert isinstance(word, int)
+    return word
 
 
 def _facts(plan: Plan, inputs: StepInputs) -> int:

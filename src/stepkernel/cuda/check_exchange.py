@@ -1,6 +1,7 @@
 """Exchanges alone on the emulator: tables of records made by hand, and what must come out, to the bit."""
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import ml_dtypes
@@ -8,13 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxcheck import Memory, Result, launch
-from stepkernel.cuda.dims import HEADER_BYTES, RECORD_BYTES, ExchangeDims
+from stepkernel.cuda.dims import HEADER_BYTES, RECORD_BYTES, PostDims, TakeDims
 from stepkernel.cuda.group_cases import ROWS, ExchangeCase
 from stepkernel.cuda.step_block import ARRIVALS, FAILURE, HEAD, LINE, STEP_WORDS, mailbox_bytes, slots_start
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
-# The codes of an `ExchangeCase`.
 REDUCE, REDUCE_BF16, GATHER, SCATTER = range(4)
+# The codes of an `ExchangeCase` that post and take each of them.
+POSTS = (0, 0, 0, 1)
+TAKES = (2, 3, 4, 4)
 WIDTHS = (4096, 64, 272, 160)  # bytes of a row of each of them, so that threads have none, one or several chunks
 # What a launch exchanges; moves of one exchange lie side by side. Five exchanges, so that the copies of a slot change
 # their turn from launch to launch.
@@ -94,10 +97,20 @@ class ExchangeHarness:
         return launch(self.ptx, spec.grid, spec.threads, arguments, self.memory, **options)
 
     @staticmethod
-    def leaving() -> list[tuple[int, int]]:
-        """Where a rank may leave: the exchange that the others then fail in, and the record before which it leaves."""
-        numbers = [number for number, moves in enumerate(EXCHANGES) for _ in moves]
-        return [(number, record) for record, number in enumerate(numbers)]
+    def openings() -> dict[int, int]:
+        """The first record of each exchange."""
+        sizes = [2 * len(moves) for moves in EXCHANGES]
+        return {number: sum(sizes[:number]) for number in range(len(sizes))}
+
+    @classmethod
+    def leaving(cls) -> list[tuple[int, int]]:
+        """Where a rank may leave: the exchange that the others then fail in, and the record before which it leaves.
+        Who has posted everything and has greeted lacks in the next exchange only."""
+        found = []
+        for number, first in cls.openings().items():
+            count = len(EXCHANGES[number])
+            found += [(number + (k > count), first + k) for k in range(2 * count)]
+        return found
 
     def begin_at(self, exchange: int, said: Sequence[int] = ()) -> None:
         """Gives the next launch's first exchange a number. said: in which one each rank says it is, if not in the one
@@ -224,28 +237,32 @@ class ExchangeHarness:
         return whole, whole
 
     def _table(self, rank: int) -> NDArray[np.int64]:
-        table = np.zeros((len(self._moves), RECORD_BYTES // 8), np.int64)
-        slot, previous = 0, -1
-        for k, (number, move) in enumerate(self._moves):
-            width, opens = self._widths[move], number != previous
-            slot, previous = 0 if opens else slot, number
-            x, out = self._places[rank][k]
-            words = {
-                "x": x + (rank * width if move == GATHER else 0),
-                "x_stride": self._width(move) if move in (GATHER, SCATTER) else width,
-                "out": out,
-                "out_stride": self._width(move),
-                "width": width,
-                "slot": slot,
-                "number": number,
-                "opens": int(opens),
-                "greets": int(opens),
-            }
-            table[k, :1] = np.array([move, int(opens)], np.int32).view(np.int64)
-            start = HEADER_BYTES // 8
-            table[k, start : start + len(words)] = [words[name] for name in ExchangeDims.words]
-            slot += ROWS * width
-        return table
+        """The records of each exchange: those that post, then those that take."""
+        rows = []
+        moves = iter(enumerate(self._moves))
+        for number, group in enumerate(EXCHANGES):
+            posts, takes, slot = [], [], 0
+            for k, (_, move) in islice(moves, len(group)):
+                width, (x, out) = self._widths[move], self._places[rank][k]
+                stride = self._width(move)
+                words = {"number": number, "slot": slot, "width": width, "out": out, "out_stride": stride}
+                words |= {"greets": int(slot == 0), "norm": 0, "counters": 0}
+                words |= {"x": x + (rank * width if move == GATHER else 0)}
+                words |= {"x_stride": stride if move in (GATHER, SCATTER) else width}
+                posts.append(_row(POSTS[move], PostDims.words, words))
+                takes.append(_row(TAKES[move], TakeDims.words, words))
+                slot += ROWS * width
+            posts[0][0] = np.array([posts[0][0], 1 + 2 * (number + 1)], np.int32).view(np.int64)[0]  # waits and opens
+            rows += [*posts, *takes]
+        return np.array(rows)
+
+
+def _row(code: int, names: Sequence[str], words: Mapping[str, int]) -> list[int]:
+    """A record that waits for nothing."""
+    found = [0] * (RECORD_BYTES // 8)
+    found[0] = code
+    found[HEADER_BYTES // 8 : HEADER_BYTES // 8 + len(names)] = [words[name] for name in names]
+    return found
 
 
 def _delayed(table: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:

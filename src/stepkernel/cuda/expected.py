@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from stepkernel.cuda.cases import Case
+from stepkernel.cuda.dims import posting_of, sharing
 from stepkernel.cuda.plan import Plan
 from stepkernel.program.cost import Load, cost
 
@@ -24,12 +25,14 @@ class Assumptions:
 
     share      of the data sheet's bandwidth that a stage reads with
     barrier    microseconds: an atomic addition in L2, then the word read by those who wait, each about 0.7
+    last       microseconds: the atomic addition by which CTAs that share a row or a head find out who comes last
     exchange   microseconds: a store into a peer's memory over NVLink, 1 to 2, then the own mailbox read
     """
 
     share: float = 0.85
     barrier: float = 1.5
     exchange: float = 2.5
+    last: float = 0.7
 
 
 @dataclass(frozen=True)
@@ -40,38 +43,38 @@ class Expected:
     count: int
     floor: float
     barriers: int
+    lasts: int
     exchanges: int
     time: float
 
 
 def expected(case: Case, gpu: Gpu, context: int, assumptions: Assumptions) -> list[Expected]:
-    """time = bytes / (share x bandwidth) + barriers x barrier + exchanges x exchange. Nothing overlaps in it, so
-    weights fetched while a barrier is waited for make it less, and stages too small to fill the GPU make it more.
+    """time = bytes / (share x bandwidth) + barriers x barrier + lasts x last + exchanges x exchange. Nothing overlaps
+    in it, so weights fetched while a barrier is waited for make it less, and stages too small to fill the GPU make it
+    more.
 
     Raises ValueError for a step that the kernel cannot do.
     """
     plan = case.plan()
     load = Load(case.requests, case.queries, context)
-    stages: dict[str, list[tuple[float, int, int]]] = {}
+    stages: dict[str, list[tuple[float, int, int, int]]] = {}
     for index, stage in enumerate(plan.program.stages):
         inner = stage.name.partition(".")[2] if stage.name.startswith("L") else stage.name
         stages.setdefault(inner, []).append((cost(stage, load).bytes, *_waits(plan, index)))
     found = []
     for name, layers in stages.items():
-        size, barriers, exchanges = (sum(column) for column in zip(*layers, strict=True))
+        size, barriers, lasts, exchanges = (sum(column) for column in zip(*layers, strict=True))
         floor = size / gpu.bandwidth / 1e6
-        waiting = (barriers * assumptions.barrier + exchanges * assumptions.exchange) / 1e3
-        found.append(Expected(name, len(layers), floor, barriers, exchanges, floor / assumptions.share + waiting))
+        waiting = barriers * assumptions.barrier + lasts * assumptions.last + exchanges * assumptions.exchange
+        time = floor / assumptions.share + waiting / 1e3
+        found.append(Expected(name, len(layers), floor, barriers, lasts, exchanges, time))
     return found
 
 
-def _waits(plan: Plan, stage: int) -> tuple[int, int]:
-    """(barriers, exchanges) of a stage's records. Exchanges of one stage that no barrier divides go together."""
+def _waits(plan: Plan, stage: int) -> tuple[int, int, int]:
+    """(barriers, CTAs that come last, exchanges) of a stage's records."""
     first, last = plan.ranges[stage]
     records = plan.records[first:last]
-    groups, open_ = 0, False
-    for record in records:
-        exchange = plan.codes[record.code].kind == "exchange"
-        groups += exchange and not (open_ and not record.wait)
-        open_ = exchange
-    return sum(record.wait for record in records), groups
+    posted = {record.words["number"] for record in records if posting_of(plan.codes[record.code])}
+    shared = sum(sharing(plan.codes[record.code]) > 1 for record in records)
+    return sum(record.wait for record in records), shared, len(posted)

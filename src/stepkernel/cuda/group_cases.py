@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from stepkernel.cuda.cases import Case, StageCase, micro_k3, micro_linear
-from stepkernel.cuda.dims import Dims, ExchangeDims
+from stepkernel.cuda.dims import Dims, PostDims, Posting, TakeDims
 from stepkernel.cuda.spec import KernelSpec
 from stepkernel.model.config import ModelConfig
 from stepkernel.model.presets import preset
@@ -93,10 +93,11 @@ class ExchangeCase:
 
     def spec(self) -> KernelSpec:
         codes: tuple[Dims, ...] = (
-            ExchangeDims("reduce", self.ranks, ROWS, True, self.multicast),
-            ExchangeDims("reduce", self.ranks, ROWS, False, self.multicast),
-            ExchangeDims("gather", self.ranks, ROWS, False, self.multicast),
-            ExchangeDims("scatter", self.ranks, ROWS),
+            PostDims(ROWS, Posting(self.ranks, self.multicast)),
+            PostDims(ROWS, Posting(self.ranks), scatter=True),
+            TakeDims("reduce", self.ranks, ROWS, floats=True),
+            TakeDims("reduce", self.ranks, ROWS),
+            TakeDims("gather", self.ranks, ROWS),
         )
         return KernelSpec(self.name, codes, self.grid)
 
@@ -109,4 +110,5 @@ def exchanges() -> tuple[ExchangeCase, ...]:
         ExchangeCase("exchange_2", 2),
         ExchangeCase("exchange_4", 4),
         ExchangeCase("exchange_4_multicast", 4, multicast=True),
+        ExchangeCase("exchange_16", 16),
     )

@@ -26,8 +26,7 @@ def of_exchange(item: ExchangeCase) -> list[Trial]:
       does, and stays;
     * every rank in turn is in another step, from each exchange on.
     """
-    ranks, leaving = range(item.ranks), ExchangeHarness.leaving()
-    opening = dict(reversed(leaving))
+    ranks, leaving, opening = range(item.ranks), ExchangeHarness.leaving(), ExchangeHarness.openings()
     trials: list[Trial] = [
         partial(_several, item, None, STARTS[0], False),
         partial(_several, item, 3, STARTS[1], False),

@@ -11,7 +11,7 @@ from stepkernel.cuda.planner import plan_stage
 from stepkernel.cuda.planner.ahead import fetched
 from stepkernel.cuda.planner.builder import Builder
 from stepkernel.cuda.records import SIZES, At, Geometry, Place, Record, Word
-from stepkernel.program.program import Program, barriers
+from stepkernel.program.program import Program, reads, waits, writes
 
 __all__ = ["SIZES", "At", "Geometry", "Place", "Plan", "Record", "Word", "codes_of", "make_plan", "only"]
 
@@ -33,16 +33,22 @@ class Plan:
 def make_plan(program: Program, geometry: Geometry) -> Plan:
     """Raises ValueError for dims that the stages cannot do."""
     builder = Builder(program, geometry)
-    ranges = []
-    exchanging = False  # there was no barrier since the last exchange, whose parts of sums may still be read
-    for stage, wait in zip(program.stages, barriers(program.stages), strict=True):
-        start, exchanges = len(builder.records), builder.exchanges
+    ranges, touched, posts, takes = [], [], [], []
+    for stage in program.stages:
+        start, before = len(builder.records), builder.exchanges
+        builder.claimed.clear()
         plan_stage(builder, stage)
-        exchanges_now = builder.exchanges > exchanges
-        first = builder.records[start]
-        builder.records[start] = replace(first, wait=wait or first.wait or (exchanges_now and exchanging))
-        exchanging = exchanges_now or (exchanging and not builder.records[start].wait)
         ranges.append((start, len(builder.records)))
+        # What a stage takes from mailboxes itself is not read from memory.
+        touched.append((reads(stage) - builder.claimed, writes(stage)))
+        posts.append(builder.exchanges > before)
+        takes.append(posts[-1] or bool(builder.claimed))
+    # No barrier since an exchange was taken: the next one may not be posted before all CTAs have taken it.
+    exchanging = False
+    for (start, _), wait, post, take in zip(ranges, waits(touched), posts, takes, strict=True):
+        first = builder.records[start]
+        builder.records[start] = replace(first, wait=wait or first.wait or (post and exchanging))
+        exchanging = take or (exchanging and not builder.records[start].wait)
     kinds = [builder.codes[record.code].kind for record in builder.records]
     return Plan(
         program,

@@ -58,7 +58,7 @@ class Ahead:
 class Record:
     """One walk of a code over its pieces. `wait`: everything before must be finished. `ahead`: of its own weights, if
     they are known before it begins; `fetch`: how many records further those begin that are fetched here, and how many
-    they are."""
+    they are. `opens`: 1 + the number of the exchange that it is the first one to post, or 0."""
 
     stage: str
     code: int
@@ -66,6 +66,7 @@ class Record:
     words: Mapping[str, Word]
     ahead: Ahead | None = None
     fetch: tuple[int, int] = (0, 0)
+    opens: int = 0
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def source_hash() -> str:
     """Hash of the device code: what recorded PTX was made from."""
     room = Path(__file__).parent
     digest = hashlib.sha256()
-    names = ("ahead.py", "device.py", "functions.py", "spec.py", "step.py", "step_block.py", "walk.py")
+    names = ("ahead.py", "device.py", "functions.py", "spec.py", "step.py", "step_block.py", "values.py", "walk.py")
     rooms = [path for name in ("dims", "stages") for path in sorted((room / name).glob("*.py"))]
     for path in [*(room / name for name in names), *rooms]:
         digest.update(path.name.encode() + path.read_bytes())

@@ -1,5 +1,6 @@
 """A program: the stages of one step of a model shard, and the buffers between them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepkernel.model.config import ModelConfig
@@ -126,11 +127,15 @@ def writes(stage: Stage) -> frozenset[str]:
 def barriers(stages: tuple[Stage, ...]) -> tuple[bool, ...]:
     """Whether all earlier work must have finished before each stage starts: true where it touches what was written, or
     writes what was read, since the last such point."""
+    return waits([(reads(stage), writes(stage)) for stage in stages])
+
+
+def waits(touched: Sequence[tuple[frozenset[str], frozenset[str]]]) -> tuple[bool, ...]:
+    """The same for stages that read and write these."""
     needed: list[bool] = []
     read: frozenset[str] = frozenset()
     written: frozenset[str] = frozenset()
-    for stage in stages:
-        r, w = reads(stage), writes(stage)
+    for r, w in touched:
         wait = bool((r & written) | (w & (read | written)))
         if wait:
             read, written = frozenset(), frozenset()

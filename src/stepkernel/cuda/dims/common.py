@@ -11,7 +11,6 @@ STATIC_SHARED = 48 << 10
 Kind = Literal[
     "embed",
     "mix_norm",
-    "norm",
     "linear",
     "activate",
     "kda",
@@ -22,7 +21,8 @@ Kind = Literal[
     "select",
     "experts",
     "combine",
-    "exchange",
+    "post",
+    "take",
     "argmax",
 ]
 

@@ -4,25 +4,29 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from stepkernel.cuda.dims.common import WARPS, Kind, column_tiles, require
+from stepkernel.cuda.dims.exchange import POSTING_WORDS, Posting
 from stepkernel.program.program import MAX_ROWS
 
 
 @dataclass(frozen=True)
 class SelectDims:
+    """Of several `ranks`, a row's logits are taken first: `width` bytes that each has posted in exchange `number`."""
+
     kind: ClassVar[Kind] = "select"
-    words: ClassVar[tuple[str, ...]] = ("logits", "bias", "ids", "weights")
+    words: ClassVar[tuple[str, ...]] = ("logits", "bias", "ids", "weights", "width", "slot", "number")
     experts: int
     top_k: int
     rows: int
     renormalize: bool
     scaling: float
+    ranks: int = 1
 
     def check(self) -> None:
         require(1 <= self.top_k <= min(32, self.experts), f"select: {self.top_k} of {self.experts}, up to 32 chosen")
         require(self.experts <= 1024, f"select: {self.experts} experts, up to 1024 are supported")
 
     def shared_bytes(self) -> int:
-        return 0
+        return 16
 
 
 @dataclass(frozen=True)
@@ -77,21 +81,21 @@ class ExpertsDims:
 
 @dataclass(frozen=True)
 class CombineDims:
-    """`partial`: float32 sums that other ranks' are added to; nothing is rounded or normalised yet."""
+    """`posting`: float32 sums that other ranks' are added to; nothing is rounded or normalised yet."""
 
     kind: ClassVar[Kind] = "combine"
-    words: ClassVar[tuple[str, ...]] = ("x", "weights", "norm", "out")
+    words: ClassVar[tuple[str, ...]] = ("x", "weights", "norm", "out", *POSTING_WORDS)
     width: int
     top_k: int
     rows: int
     normed: bool
     eps: float
-    partial: bool = False
+    posting: Posting | None = None
 
     def check(self) -> None:
         require(self.width % 8 == 0, f"combine: width {self.width} is no multiple of 8")
         require(self.width <= 8192, f"combine: width {self.width}, up to 8192 are supported")
-        require(not (self.partial and self.normed), "combine: a part of a sum cannot be normalised")
+        require(not (self.posting is not None and self.normed), "combine: a part of a sum cannot be normalised")
 
     def shared_bytes(self) -> int:
         return 4 * WARPS

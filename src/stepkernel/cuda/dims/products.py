@@ -4,16 +4,27 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from stepkernel.cuda.dims.common import WARPS, Kind, require
+from stepkernel.cuda.dims.exchange import POSTING_WORDS, Posting
 from stepkernel.program.program import MAX_ROWS
 
 
 @dataclass(frozen=True)
 class LinearDims:
     """`per_head` outputs have inputs and a block of the weight of their own (0: all share them); heads are
-    `head_bytes` apart in the weight."""
+    `head_bytes` apart in the weight. `posting`: the outputs go to the mailboxes of all ranks."""
 
     kind: ClassVar[Kind] = "linear"
-    words: ClassVar[tuple[str, ...]] = ("weight", "x", "out", "gate", "outputs", "x_stride", "out_stride", "first")
+    words: ClassVar[tuple[str, ...]] = (
+        "weight",
+        "x",
+        "out",
+        "gate",
+        "outputs",
+        "x_stride",
+        "out_stride",
+        "first",
+        *POSTING_WORDS,
+    )
     inputs: int
     rows: int
     split: int
@@ -22,6 +33,7 @@ class LinearDims:
     per_head: int = 0
     head_bytes: int = 0
     gated: bool = False
+    posting: Posting | None = None
 
     def check(self) -> None:
         require(self.inputs % 32 == 0, f"linear: {self.inputs} inputs are no multiple of 32")

@@ -1,20 +1,21 @@
 """Constants of the stages that work on whole rows."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from stepkernel.cuda.dims.common import WARPS, Kind, require
+from stepkernel.cuda.dims.exchange import POSTING_WORDS, Posting
 
 
 @dataclass(frozen=True)
 class EmbedDims:
-    """`shared`: the table holds the tokens from `start` on, `count` of them; the others' rows become zeros."""
+    """`posting`: the table holds the tokens from `start` on, `count` of them; the others' rows become zeros."""
 
     kind: ClassVar[Kind] = "embed"
-    words: ClassVar[tuple[str, ...]] = ("table", "out", "start", "count")
+    words: ClassVar[tuple[str, ...]] = ("table", "out", "start", "count", *POSTING_WORDS)
     width: int
     rows: int
-    shared: bool = False
+    posting: Posting | None = None
 
     def check(self) -> None:
         require(self.width % 8 == 0, f"embed: width {self.width} is no multiple of 8")
@@ -23,9 +24,14 @@ class EmbedDims:
         return 0
 
 
+Taken = Literal["", "reduce", "gather"]
+
+
 @dataclass(frozen=True)
 class MixNormDims:
-    """`sources`: the most saved blocks that a stage mixes."""
+    """`sources`: the most saved blocks that a stage mixes. Of several `ranks`, `parts` CTAs take what ranks have posted
+    of a row's deltas in exchange `number`, and the last one goes on; 0: nothing is taken. How the deltas are taken:
+    float32 sums, BF16 parts side by side, or not at all, as they lie in memory."""
 
     kind: ClassVar[Kind] = "mix_norm"
     words: ClassVar[tuple[str, ...]] = (
@@ -43,11 +49,19 @@ class MixNormDims:
         "tap",  # address, or 0
         "tap_stride",  # bytes
         "tap_mixed",  # 1: the mix instead of the prefix
+        "slot",  # of the delta
+        "second_slot",
+        "number",
+        "counters",
     )
     width: int
     rows: int
     sources: int
     eps: float
+    ranks: int = 1
+    parts: int = 0
+    delta_taken: Taken = ""
+    second_taken: Taken = ""
 
     def check(self) -> None:
         require(self.width % 8 == 0, f"mix_norm: width {self.width} is no multiple of 8")
@@ -55,22 +69,6 @@ class MixNormDims:
 
     def shared_bytes(self) -> int:
         return 4 * (WARPS + 2 * (self.sources + 1))
-
-
-@dataclass(frozen=True)
-class NormDims:
-    kind: ClassVar[Kind] = "norm"
-    words: ClassVar[tuple[str, ...]] = ("x", "norm")
-    width: int
-    rows: int
-    eps: float
-
-    def check(self) -> None:
-        require(self.width % 8 == 0, f"norm: width {self.width} is no multiple of 8")
-        require(self.width <= 8192, f"norm: width {self.width}, up to 8192 are supported")
-
-    def shared_bytes(self) -> int:
-        return 4 * WARPS
 
 
 @dataclass(frozen=True)

@@ -1,73 +1,107 @@
-"""Records of what ranks send each other: sums and parts of a stage's output, queries, and parts of attention."""
+"""What ranks send each other: sums and parts of a stage's output, queries, and parts of attention."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Literal
 
-from stepkernel.cuda.dims import ExchangeDims, MergeDims
-from stepkernel.cuda.planner.builder import Builder
+from stepkernel.cuda.dims import MergeDims, PostDims, Posting, TakeDims
+from stepkernel.cuda.planner.builder import Builder, Posted
 from stepkernel.cuda.records import At, Word
-from stepkernel.program.stages import PARTIAL, GatherQueries, MergeContext
+from stepkernel.program.stages import PARTIAL, GatherQueries, MergeContext, MixNorm, Select, Stage
+
+# The words of a stage that posts nothing.
+NOTHING: dict[str, Word] = {"slot": 0, "number": 0}
 
 
-@dataclass(frozen=True)
-class Move:
-    """One thing that an exchange moves. x: what this rank has, rows `x_stride` bytes apart; `width` bytes of a row for
-    a rank. `floats`: what is summed is float32."""
-
-    mode: Literal["reduce", "gather", "scatter"]
-    x: At
-    x_stride: int
-    out: At
-    out_stride: int
-    width: int
-    floats: bool = False
+def posting(b: Builder) -> Posting:
+    """How stages post what all ranks get."""
+    return Posting(b.program.shard.size, b.geometry.multicast)
 
 
-def partial_sums(b: Builder, width: int) -> At:
-    """Where a stage puts float32 sums that other ranks' are added to."""
-    return b.need("partial sums", b.program.rows * width * 4)
+def left_for(b: Builder, stage: Stage, out: str) -> bool:
+    """Whether what is posted of a buffer is taken by the next stage itself."""
+    following = b.program.stages[b.program.stages.index(stage) + 1 :][:1]
+    match following:
+        case (Select(logits=name),):
+            return name == out
+        case (MixNorm(delta=names),):
+            return out in names
+        case _:
+            return False
 
 
-def exchange(b: Builder, stage: str, moves: Sequence[Move]) -> None:
-    """One exchange after everything before it: all its moves, side by side in a slot."""
-    slot = 0
-    for move in moves:
-        if move.width % 16:
-            raise ValueError(f"{stage}: parts of {move.width} bytes for each rank, multiples of 16 are supported")
-        dims = ExchangeDims(
-            move.mode,
-            b.program.shard.size,
-            b.program.rows,
-            move.floats,
-            b.geometry.multicast and move.mode != "scatter",
-        )
-        words: dict[str, Word] = {
-            "x": move.x,
-            "x_stride": move.x_stride,
-            "out": move.out,
-            "out_stride": move.out_stride,
-            "width": move.width,
-            "slot": slot,
-            "number": b.exchanges,
-            "opens": int(slot == 0),
-            "greets": int(slot == 0 and b.exchanges == 0),
-        }
-        b.record(stage, dims, words, wait=slot == 0)
-        slot += b.program.rows * move.width
-    b.need_slot(slot)
-    b.exchanges += 1
+class Exchange:
+    """One exchange of a stage. First its records that post, each with words that `post` gives; then those of `take`,
+    but for what a later stage takes itself."""
+
+    def __init__(self, b: Builder, stage: Stage) -> None:
+        self._b, self._stage, self._number = b, stage, b.exchanges
+        self._ranks, self._slot = b.program.shard.size, 0
+        self._takes: list[tuple[TakeDims, dict[str, Word]]] = []
+
+    def post(
+        self,
+        mode: Literal["reduce", "gather"],
+        out: At,
+        out_stride: int,
+        width: int,
+        floats: bool = False,
+        norm: tuple[At, float] | None = None,
+    ) -> dict[str, Word]:
+        """The words of the record that posts `width` bytes of each row, and what becomes of them; parts lie side by
+        side in a slot. norm: of the sums, and its epsilon. Raises ValueError for a width that no thread can take."""
+        if width % 16:
+            raise ValueError(f"{self._stage.name}: parts of {width} bytes for each rank, multiples of 16 are supported")
+        slot, self._slot = self._slot, self._slot + self._b.program.rows * width
+        words: dict[str, Word] = {"slot": slot, "number": self._number}
+        # Other stages take float32 sums and parts as they are.
+        plain = norm is None and (floats or mode == "gather")
+        if plain and left_for(self._b, self._stage, out.name):
+            self._b.left[out.name] = Posted(mode, slot, width, self._number)
+        else:
+            self._taken(words, TakeDims(mode, self._ranks, self._b.program.rows, floats), out, out_stride, width, norm)
+        return words
+
+    def _taken(
+        self,
+        words: dict[str, Word],
+        dims: TakeDims,
+        out: At,
+        out_stride: int,
+        width: int,
+        norm: tuple[At, float] | None,
+    ) -> None:
+        greets = int(words["slot"] == 0 and self._number == 0)
+        words = {**words, "out": out, "out_stride": out_stride, "width": width, "greets": greets}
+        words |= {"norm": 0, "counters": 0}
+        if norm is not None:
+            columns = width // (4 if dims.floats else 2)
+            dims = replace(dims, parts=self._b.shared_by(width // 16), norm_width=columns, eps=norm[1])
+            words |= {"norm": norm[0], "counters": self._b.need("counters rows", 4 * dims.rows)}
+        self._takes.append((dims, words))
+
+    def take(self) -> None:
+        """Adds the records that take. They wait for nothing but what is posted."""
+        for dims, words in self._takes:
+            self._b.record(self._stage.name, dims, words)
+        if self._slot:
+            self._b.need_slot(self._slot)
+            self._b.exchanges += 1
 
 
 def gather_queries(b: Builder, stage: GatherQueries) -> None:
-    x, out = b.buffer(stage.x), b.buffer(stage.out)
-    width = stage.width * b.sizes[stage.x]
-    exchange(b, stage.name, [Move("gather", x, b.stride(stage.x), out, b.stride(stage.out), width)])
+    width, exchange = stage.width * b.sizes[stage.x], Exchange(b, stage)
+    posted = exchange.post("gather", b.buffer(stage.out), b.stride(stage.out), width)
+    words: dict[str, Word] = {"x": b.buffer(stage.x), "x_stride": b.stride(stage.x), "width": width, **posted}
+    b.record(stage.name, PostDims(b.program.rows, posting(b)), words)
+    exchange.take()
 
 
 def merge_context(b: Builder, stage: MergeContext) -> None:
     """Parts go to the ranks of their heads and come to lie in their place; then they are merged."""
-    parts, width = b.buffer(stage.x), stage.heads * (stage.lora + PARTIAL) * 4
-    exchange(b, stage.name, [Move("scatter", parts, b.stride(stage.x), parts, b.stride(stage.x), width)])
+    parts, width, exchange = b.buffer(stage.x), stage.heads * (stage.lora + PARTIAL) * 4, Exchange(b, stage)
+    words: dict[str, Word] = {"x": parts, "x_stride": b.stride(stage.x), "width": width}
+    posted = exchange.post("gather", parts, b.stride(stage.x), width)
+    b.record(stage.name, PostDims(b.program.rows, Posting(stage.ranks), scatter=True), {**words, **posted})
+    exchange.take()
     dims = MergeDims(stage.ranks, b.program.rows, stage.heads, stage.lora)
     b.record(stage.name, dims, {"x": parts, "out": b.buffer(stage.out)}, wait=True)

@@ -2,18 +2,23 @@
 
 from collections.abc import Sequence
 
-from stepkernel.cuda.dims import CombineDims, ExpertsDims, NormDims, SelectDims
+from stepkernel.cuda.dims import CombineDims, ExpertsDims, SelectDims
 from stepkernel.cuda.planner.builder import Builder, split
-from stepkernel.cuda.planner.exchange import Move, exchange, partial_sums
+from stepkernel.cuda.planner.exchange import NOTHING, Exchange, posting
 from stepkernel.cuda.planner.rows import betas
 from stepkernel.cuda.records import At, Word
 from stepkernel.program.stages import Combine, ExpertsDown, ExpertsUp, Matrix, Select
 
 
 def select(b: Builder, stage: Select) -> None:
-    dims = SelectDims(stage.experts, stage.top_k, b.program.rows, stage.renormalize, stage.scaling)
+    ranks = b.program.shard.size
+    dims = SelectDims(stage.experts, stage.top_k, b.program.rows, stage.renormalize, stage.scaling, ranks)
+    posted = b.claim(stage.logits)
     words: dict[str, Word] = {name: b.buffer(getattr(stage, name)) for name in ("logits", "ids", "weights")}
-    b.record(stage.name, dims, {**words, "bias": At("vector", stage.bias)})
+    words |= {"bias": At("vector", stage.bias), "width": 0, "slot": 0, "number": 0}
+    if posted:
+        words |= {"width": posted.width, "slot": posted.slot, "number": posted.number}
+    b.record(stage.name, dims, words)
 
 
 def experts_up(b: Builder, stage: ExpertsUp) -> None:
@@ -57,14 +62,16 @@ def _experts(
 def combine(b: Builder, stage: Combine) -> None:
     """Of several ranks: each its part of the sum, the exchange, then the norm."""
     alone, rows, out = stage.exchange == "none", b.program.rows, b.buffer(stage.out)
-    norm: Word = At("norm", stage.norm) if stage.norm else 0
-    dims = CombineDims(stage.width, stage.top_k, rows, alone and stage.norm is not None, stage.eps, not alone)
+    norm = At("norm", stage.norm) if stage.norm else None
+    normed = alone and norm is not None
+    dims = CombineDims(stage.width, stage.top_k, rows, normed, stage.eps, None if alone else posting(b))
     words: dict[str, Word] = {name: b.buffer(getattr(stage, name)) for name in ("x", "weights")}
     if alone:
-        b.record(stage.name, dims, {**words, "out": out, "norm": norm})
+        b.record(stage.name, dims, {**words, **NOTHING, "out": out, "norm": norm or 0})
         return
-    partial, row = partial_sums(b, stage.width), stage.width * 4
-    b.record(stage.name, dims, {**words, "out": partial, "norm": 0})
-    exchange(b, stage.name, [Move("reduce", partial, row, out, b.stride(stage.out), row, floats=True)])
-    if stage.norm:
-        b.record(stage.name, NormDims(stage.width, rows, stage.eps), {"x": out, "norm": norm}, wait=True)
+    exchange = Exchange(b, stage)
+    posted = exchange.post(
+        "reduce", out, b.stride(stage.out), stage.width * 4, True, (norm, stage.eps) if norm else None
+    )
+    b.record(stage.name, dims, {**words, **posted, "out": 0, "norm": 0})
+    exchange.take()

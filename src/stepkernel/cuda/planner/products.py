@@ -4,45 +4,42 @@ from collections.abc import Mapping
 
 from stepkernel.cuda.dims import WARPS, AbsorbDims, LinearDims
 from stepkernel.cuda.planner.builder import Builder, split
-from stepkernel.cuda.planner.exchange import Move, exchange, partial_sums
+from stepkernel.cuda.planner.exchange import NOTHING, Exchange, posting
 from stepkernel.cuda.records import Ahead, At, Word
 from stepkernel.program.stages import Absorb, Linear, Projection, ValueGate
 
 
 def linear(b: Builder, stage: Linear) -> None:
-    """The projections of a stage, then the exchange of those that other ranks have parts of."""
+    """The projections of a stage. Those that other ranks have parts of post their outputs, and are taken at the end."""
     started = 0
-    moves = []
+    exchange = Exchange(b, stage)
     for part in stage.parts:
-        summed = part.exchange == "all_reduce"
+        summed, alone = part.exchange == "all_reduce", part.exchange == "none"
         to_bf16 = b.sizes[part.out] == 2 and not summed
         columns = part.matrix.columns
-        dims = LinearDims(columns, b.program.rows, split(columns // 32), to_bf16, stage.scale)
-        out, stride, size = b.buffer(part.out, part.offset), b.stride(part.out), b.sizes[part.out]
-        if summed:
-            partial = partial_sums(b, part.matrix.rows)
-            row = part.matrix.rows * 4
-            moves.append(Move("reduce", partial, row, out, stride, row, floats=True))
-            words = _projection(b, part, partial, row, started % b.geometry.grid)
+        warps = split(columns // 32)
+        dims = LinearDims(columns, b.program.rows, warps, to_bf16, stage.scale, posting=None if alone else posting(b))
+        out, stride, row = b.buffer(part.out, part.offset), b.stride(part.out), part.matrix.rows * (2 if to_bf16 else 4)
+        words = _projection(b, part, started % b.geometry.grid)
+        if alone:
+            words |= {**NOTHING, "out": out, "out_stride": stride}
+        elif summed:
+            words |= {**exchange.post("reduce", out, stride, row, floats=True), "out": 0, "out_stride": row}
         else:
-            words = _projection(b, part, out, stride, started % b.geometry.grid)
-            if part.exchange == "all_gather":
-                moves.append(Move("gather", out, stride, b.buffer(part.out), stride, part.matrix.rows * size))
+            gathered = b.buffer(part.out)
+            words |= {**exchange.post("gather", gathered, stride, row), "out": 0, "out_stride": row}
         b.record(stage.name, dims, words, ahead=_lines(dims, words))
         started += -(-part.matrix.rows // (16 * WARPS // dims.split))
-    if moves:
-        exchange(b, stage.name, moves)
+    exchange.take()
 
 
-def _projection(b: Builder, part: Projection, out: At, out_stride: int, first: int) -> dict[str, Word]:
+def _projection(b: Builder, part: Projection, first: int) -> dict[str, Word]:
     return {
         "weight": At("matrix", part.matrix.name),
         "x": b.buffer(part.x),
-        "out": out,
         "gate": 0,
         "outputs": part.matrix.rows,
         "x_stride": b.stride(part.x),
-        "out_stride": out_stride,
         "first": first,
     }
 
@@ -78,6 +75,7 @@ def value_gate(b: Builder, stage: ValueGate) -> None:
         "x_stride": stage.heads * stage.lora * 2,
         "out_stride": stage.heads * stage.value * 2,
         "first": 0,
+        **NOTHING,
     }
     b.record(stage.name, dims, words, ahead=_lines(dims, words))
 

@@ -1,8 +1,9 @@
 """Records of the stages that work on whole rows."""
 
 from stepkernel.cuda.dims import ActivateDims, ArgmaxDims, EmbedDims, MixNormDims
+from stepkernel.cuda.dims.rows import Taken
 from stepkernel.cuda.planner.builder import Builder
-from stepkernel.cuda.planner.exchange import Move, exchange
+from stepkernel.cuda.planner.exchange import NOTHING, Exchange, posting
 from stepkernel.cuda.records import At, Word
 from stepkernel.program.program import BLOCKS, PREFIX
 from stepkernel.program.stages import Activate, Argmax, Embed, MixNorm
@@ -15,13 +16,14 @@ def betas(b: Builder) -> tuple[float, float]:
 
 
 def embed(b: Builder, stage: Embed) -> None:
-    table, out, shared = stage.table, b.buffer(stage.out), stage.exchange != "none"
+    table, out, alone = stage.table, b.buffer(stage.out), stage.exchange == "none"
     start = b.program.shard.rank * table.rows
-    words: dict[str, Word] = {"table": At("matrix", table.name), "out": out, "start": start, "count": table.rows}
-    b.record(stage.name, EmbedDims(table.columns, b.program.rows, shared), words)
-    if shared:
-        stride = b.stride(stage.out)
-        exchange(b, stage.name, [Move("reduce", out, stride, out, stride, table.columns * 2)])
+    words: dict[str, Word] = {"table": At("matrix", table.name), "start": start, "count": table.rows}
+    exchange = Exchange(b, stage)
+    posted = NOTHING if alone else exchange.post("reduce", out, b.stride(stage.out), table.columns * 2)
+    dims = EmbedDims(table.columns, b.program.rows, None if alone else posting(b))
+    b.record(stage.name, dims, {**words, **posted, "out": out if alone else 0})
+    exchange.take()
 
 
 def activate(b: Builder, stage: Activate) -> None:
@@ -52,6 +54,9 @@ def mix_norm(b: Builder, stage: MixNorm) -> None:
     mixes = stage.score_norm is not None and stage.score_proj is not None
     most = max(s.sources for s in b.program.stages if isinstance(s, MixNorm))
     tap = stage.tap
+    first, second = [b.claim(name) for name in stage.delta] + [None] * (2 - len(stage.delta))
+    taken = first or second
+    ranks, parts = (b.program.shard.size, b.shared_by(stage.width // 4)) if taken else (1, 0)
     words: dict[str, Word] = {
         "prefix": b.buffer(PREFIX),
         "delta": deltas[0],
@@ -67,5 +72,11 @@ def mix_norm(b: Builder, stage: MixNorm) -> None:
         "tap": 0 if tap is None else b.buffer(tap.out, tap.offset),
         "tap_stride": 0 if tap is None else b.widths[tap.out] * 2,
         "tap_mixed": int(tap is not None and tap.mixed),
+        "slot": first.slot if first else 0,
+        "second_slot": second.slot if second else 0,
+        "number": taken.number if taken else 0,
+        "counters": b.need("counters rows", 4 * b.program.rows) if taken else 0,
     }
-    b.record(stage.name, MixNormDims(stage.width, b.program.rows, most, stage.eps), words)
+    modes: list[Taken] = [posted.mode if posted else "" for posted in (first, second)]
+    dims = MixNormDims(stage.width, b.program.rows, most, stage.eps, ranks, parts, *modes)
+    b.record(stage.name, dims, words)

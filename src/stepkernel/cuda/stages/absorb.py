@@ -10,20 +10,10 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
-from stepkernel.cuda.device import (
-    bytes_of,
-    load_int,
-    load_shared_floats,
-    load_weights,
-    matrix_multiply,
-    pair,
-    quotient,
-    remainder,
-    store_int,
-    store_shared,
-)
+from stepkernel.cuda.device import load_int, load_shared_floats, load_weights, store_int, store_shared
 from stepkernel.cuda.dims import COLUMNS, THREADS, WARPS, AbsorbDims, column_tiles
 from stepkernel.cuda.stages.linear import row_of
+from stepkernel.cuda.values import bytes_of, matrix_multiply, pair, quotient, remainder
 from stepkernel.cuda.walk import words
 
 TILE = 64  # latent values of a warp

@@ -3,9 +3,10 @@
 import cutlass
 from cutlass import Int32, Int64, cute
 
-from stepkernel.cuda.device import floats, load_words, pair, quotient, remainder, store_words
+from stepkernel.cuda.device import load_words, store_words
 from stepkernel.cuda.dims import THREADS, ActivateDims
 from stepkernel.cuda.functions import activate as function
+from stepkernel.cuda.values import floats, pair, quotient, remainder
 from stepkernel.cuda.walk import words
 
 

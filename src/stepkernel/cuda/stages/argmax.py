@@ -7,17 +7,9 @@ they grow with it and NaN is above everything, then the inverted id.
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
-from stepkernel.cuda.device import (
-    load_floats,
-    load_long,
-    load_shared_long,
-    ptx,
-    quotient,
-    remainder,
-    store_int,
-    store_shared_long,
-)
+from stepkernel.cuda.device import load_floats, load_long, load_shared_long, ptx, store_int, store_shared_long
 from stepkernel.cuda.dims import THREADS, WARPS, ArgmaxDims
+from stepkernel.cuda.values import quotient, remainder
 from stepkernel.cuda.walk import arrive_last, words
 
 NAN = 0xFFFFFFFF

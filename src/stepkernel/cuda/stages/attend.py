@@ -12,16 +12,10 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
 from stepkernel.cuda.device import (
-    exchange,
-    least,
     load_int,
     load_shared,
     load_shared_int,
     load_shared_long,
-    matrix_multiply,
-    most,
-    quotient,
-    remainder,
     store_shared,
     store_shared_int,
     store_shared_long,
@@ -41,6 +35,7 @@ from stepkernel.cuda.stages.cached import (
     shares_of,
     value_bytes,
 )
+from stepkernel.cuda.values import exchange, least, matrix_multiply, most, quotient, remainder
 from stepkernel.cuda.walk import arrive_last, step_float, step_words, words
 
 BLOCK = 128  # tokens

@@ -7,9 +7,10 @@ total has divided yet, then the largest score and the total (spec 4.3).
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
-from stepkernel.cuda.device import least, load_float, pair, quotient, remainder, store_floats, store_int
+from stepkernel.cuda.device import load_float, store_floats, store_int
 from stepkernel.cuda.dims import THREADS, AttendDims
 from stepkernel.cuda.functions import base_of, exp, larger, nothing
+from stepkernel.cuda.values import least, pair, quotient, remainder
 from stepkernel.cuda.walk import words
 from stepkernel.program.stages import PARTIAL
 

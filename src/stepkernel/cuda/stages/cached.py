@@ -8,23 +8,10 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
-from stepkernel.cuda.device import (
-    floats,
-    half_floats,
-    half_pair,
-    least,
-    load_shared_words,
-    load_two_words,
-    load_words,
-    pair,
-    ptx,
-    quotient,
-    remainder,
-    store_shared_words,
-    widened,
-)
+from stepkernel.cuda.device import load_shared_words, load_two_words, load_words, ptx, store_shared_words
 from stepkernel.cuda.dims import THREADS, AttendDims
 from stepkernel.cuda.stages.norm import as_fp8
+from stepkernel.cuda.values import floats, half_floats, half_pair, least, pair, quotient, remainder, widened
 
 
 def value_bytes(dims: AttendDims) -> int:

@@ -3,9 +3,11 @@
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
-from stepkernel.cuda.device import floats, load_float, load_words, pair, rounded, store_floats, store_words
+from stepkernel.cuda.device import load_float, load_two_words, load_words, store_words
 from stepkernel.cuda.dims import THREADS, CombineDims
+from stepkernel.cuda.stages.mailbox import place_of, post_to_all
 from stepkernel.cuda.stages.norm import write_normed
+from stepkernel.cuda.values import bits, floats, pair, quotient, remainder, rounded
 from stepkernel.cuda.walk import words
 
 
@@ -13,8 +15,40 @@ from stepkernel.cuda.walk import words
 def combine(
     cta: Int32, ctas: Int32, record: Int64, step: Int64, scratch: Int32, dims: cutlass.Constexpr[CombineDims]
 ) -> None:
-    """x bf16 [rows, top_k, width], weights f32 [rows, top_k], norm bf16 [width], out bf16 [rows, width], or f32 for a
-    part of a sum. One CTA per row, because the norm needs all of it; a thread owns chunks of 8 columns."""
+    """x bf16 [rows, top_k, width], weights f32 [rows, top_k], norm bf16 [width], out bf16 [rows, width]. A part of a
+    sum goes to the mailboxes of all ranks as it is."""
+    if cutlass.const_expr(dims.posting is not None):
+        _post(cta, ctas, record, step, dims)
+    else:
+        _rows(cta, ctas, record, scratch, dims)
+
+
+@cute.jit
+def _post(cta: Int32, ctas: Int32, record: Int64, step: Int64, dims: cutlass.Constexpr[CombineDims]) -> None:
+    """A thread makes four columns, as many as a store posts; warps of all CTAs in turn."""
+    tid, _, _ = cute.arch.thread_idx()
+    x, weights = words(record, dims, "x", "weights")
+    chunks = dims.width // 4
+    place = place_of(record, step, dims, dims.posting.ranks)
+    chunk = (tid // 32 * ctas + cta) * 32 + tid % 32
+    while chunk < dims.rows * chunks:
+        row = quotient(chunk, chunks)
+        source = x + Int64(row) * (dims.top_k * dims.width * 2) + Int64(remainder(chunk, chunks)) * 8
+        sums = [Float32(0.0)] * 4
+        for slot in cutlass.range(dims.top_k, unroll=4):
+            weight = load_float(weights + Int64(row * dims.top_k + slot) * 4)
+            values = load_two_words(source + Int64(slot) * (dims.width * 2))
+            for k in cutlass.range_constexpr(2):
+                v0, v1 = floats(values[k])
+                sums[2 * k] = sums[2 * k] + weight * v0
+                sums[2 * k + 1] = sums[2 * k + 1] + weight * v1
+        post_to_all(step, place + Int64(chunk) * 16, [bits(value) for value in sums], dims.posting, Int32(0), 1)
+        chunk = chunk + ctas * THREADS
+
+
+@cute.jit
+def _rows(cta: Int32, ctas: Int32, record: Int64, scratch: Int32, dims: cutlass.Constexpr[CombineDims]) -> None:
+    """One CTA per row, because the norm needs all of it; a thread owns chunks of 8 columns."""
     tid, _, _ = cute.arch.thread_idx()
     x, weights, out = words(record, dims, "x", "weights", "out")
     chunks = dims.width // 8
@@ -32,15 +66,8 @@ def combine(
                         v0, v1 = floats(values[k])
                         sums[turn * 8 + 2 * k] = sums[turn * 8 + 2 * k] + weight * v0
                         sums[turn * 8 + 2 * k + 1] = sums[turn * 8 + 2 * k + 1] + weight * v1
-        target = out + Int64(row) * (dims.width * (4 if dims.partial else 2))
-        if cutlass.const_expr(dims.partial):
-            for turn in cutlass.range_constexpr(turns):
-                if tid + turn * THREADS < chunks:
-                    for half in cutlass.range_constexpr(2):
-                        first = turn * 8 + half * 4
-                        place = Int64(tid + turn * THREADS) * 32 + half * 16
-                        store_floats(target + place, sums[first : first + 4])
-        elif cutlass.const_expr(dims.normed):
+        target = out + Int64(row) * (dims.width * 2)
+        if cutlass.const_expr(dims.normed):
             (norm,) = words(record, dims, "norm")
             for k in cutlass.range_constexpr(turns * 8):
                 sums[k] = rounded(sums[k])

@@ -14,20 +14,12 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
 from stepkernel.cuda.device import (
-    ballot,
-    least,
     load_int,
-    load_shared,
     load_shared_byte,
     load_shared_int,
     load_weights,
     load_words,
-    matrix_multiply,
-    pair,
     ptx,
-    quotient,
-    remainder,
-    rounded,
     store_half,
     store_shared,
     store_shared_int,
@@ -35,11 +27,10 @@ from stepkernel.cuda.device import (
 )
 from stepkernel.cuda.dims import COLUMNS, THREADS, WARPS, ExpertsDims
 from stepkernel.cuda.functions import activate
-from stepkernel.cuda.stages.linear import slot_of
 from stepkernel.cuda.stages.mxfp4 import decode, scale_word
+from stepkernel.cuda.stages.tiles import TILE, element, slot_of, tile_sum
+from stepkernel.cuda.values import ballot, least, matrix_multiply, pair, quotient, remainder, rounded
 from stepkernel.cuda.walk import words
-
-TILE = 16  # outputs of a warp
 
 
 def lowest_bit(mask: Any) -> Any:
@@ -204,18 +195,10 @@ def _finish(
     tid, _, _ = cute.arch.thread_idx()
     matrices = 2 if dims.up else 1
     for turn in cutlass.range_constexpr(-(-(WARPS // dims.split) * 128 // THREADS)):
-        index = tid + turn * THREADS
-        mine = index // 128
-        n = index % 16
-        column = (index // 16) % 8
+        mine, n, column, place = element(tid, turn, dims.split)
         output = (group * (WARPS // dims.split) + mine) * TILE + n
         if mine < WARPS // dims.split and start + column < count and output < dims.outputs:
-            holder = slot_of(n % 8, column // 2)
-            place = scratch + (mine * dims.split * 32 + holder) * 16 + ((n // 8) * 2 + column % 2) * 4
-            total = [Float32(0.0)] * matrices
-            for m in cutlass.range_constexpr(matrices):
-                for k in cutlass.range_constexpr(dims.split):
-                    total[m] = total[m] + load_shared(place + m * (WARPS * 512) + k * 512)
+            total = [tile_sum(scratch + place + m * (WARPS * 512), dims.split) for m in range(matrices)]
             value = total[0]
             if cutlass.const_expr(dims.up):
                 value = activate(rounded(total[0]), rounded(total[1]), dims.beta, dims.linear_beta)

@@ -12,25 +12,18 @@ import cutlass
 from cutlass import Int32, Int64, cute
 
 from stepkernel.cuda.device import (
-    floats,
     load_float,
     load_floats,
     load_half,
     load_int,
     load_shared,
     load_shared_floats,
-    most,
-    pair,
-    quotient,
-    remainder,
     store_float,
-    store_half,
     store_shared,
     store_words,
-    warp_sum,
 )
-from stepkernel.cuda.dims import THREADS, WARPS, KdaDims
-from stepkernel.cuda.functions import exp, inverse_root, sigmoid, silu, softplus
+from stepkernel.cuda.dims import WARPS, KdaDims
+from stepkernel.cuda.functions import exp, inverse_root, sigmoid, softplus
 from stepkernel.cuda.stages.states import (
     D,
     fold,
@@ -41,6 +34,8 @@ from stepkernel.cuda.stages.states import (
     store_state,
     updated,
 )
+from stepkernel.cuda.stages.window import convolve, move_window
+from stepkernel.cuda.values import floats, most, pair, quotient, remainder, warp_sum
 from stepkernel.cuda.walk import arrive_last, step_words, words
 
 UNIT_EPS = 1e-6  # spec 2.5.3
@@ -80,7 +75,7 @@ def kda(cta: Int32, ctas: Int32, record: Int64, step: Int64, scratch: Int32, dim
             if last == 1:
                 _finish(request, head, record, scratch, dims)
                 every = Int64(dims.queries) if dims.recovers else stride  # rows that may be the last one accepted
-                _move_window(request, head, window, first, every, record, dims)
+                move_window(request, head, window, first, every, record, dims)
                 if cutlass.const_expr(dims.recovers):
                     _, keys, _, _, _, _ = layout(scratch, dims)
                     record_keys(window, head, keys, record, dims)
@@ -116,7 +111,7 @@ def _prepare(
     q_at, k_at, decay_at, v_at, beta_at, _ = layout(scratch, dims)
     values = D // dims.parts
     if tid < D:
-        _convolve(0, request, head, tid, q_at + tid * 4, window, first, record, dims, D)
+        convolve(0, request, head, tid, q_at + tid * 4, window, first, record, dims, D)
         rate = exp(load_float(a_log + Int64(head) * 4))
         bias = load_float(dt_bias + Int64(head * D + tid) * 4)
         for query in cutlass.range_constexpr(dims.queries):
@@ -126,9 +121,9 @@ def _prepare(
             decay = -rate * softplus(z) if dims.bound == 0.0 else sigmoid(rate * z) * dims.bound
             store_shared(decay_at + (query * D + tid) * 4, [exp(decay)])
     else:
-        _convolve(1, request, head, tid - D, k_at + (tid - D) * 4, window, first, record, dims, D)
+        convolve(1, request, head, tid - D, k_at + (tid - D) * 4, window, first, record, dims, D)
     if tid < values:
-        _convolve(2, request, head, part * values + tid, v_at + tid * 4, window, first, record, dims, values)
+        convolve(2, request, head, part * values + tid, v_at + tid * 4, window, first, record, dims, values)
     if tid < dims.queries:
         row = request * dims.queries + tid
         logit, _ = floats(load_half(beta + Int64(row * dims.heads + head) * 2))
@@ -144,37 +139,6 @@ def _prepare(
             scale = scale * (D**-0.5)
         store_shared(place, [x[0] * scale, x[1] * scale, x[2] * scale, x[3] * scale])
     cute.arch.sync_threads()
-
-
-@cute.jit
-def _convolve(
-    which: cutlass.Constexpr[int],
-    request: Int32,
-    head: Int32,
-    channel: Int32,
-    target: Int32,
-    window: Int32,
-    first: Int32,
-    record: Int64,
-    dims: cutlass.Constexpr[KdaDims],
-    stride: cutlass.Constexpr[int],
-) -> None:
-    """One channel of q, k or v (0, 1, 2) over all queries: taps, then SiLU; `stride` floats between the results."""
-    qkv, filters, conv, slot_bytes = words(
-        record, dims, "qkv", ("filter_q", "filter_k", "filter_v")[which], "conv", "conv_slot"
-    )
-    width = 3 * dims.heads * D
-    column = head * D + channel
-    weights = load_floats(filters + Int64(column) * 16)
-    history = conv + Int64(window) * slot_bytes + (Int64(first) * width + which * dims.heads * D + Int64(column)) * 2
-    taps = [floats(load_half(history + j * (width * 2)))[0] for j in range(3)]
-    for query in cutlass.range_constexpr(dims.queries):
-        row = request * dims.queries + query
-        new, _ = floats(load_half(qkv + (Int64(row) * width + which * dims.heads * D + Int64(column)) * 2))
-        taps.append(new)
-        mixed = taps[query] * weights[0] + taps[query + 1] * weights[1]
-        mixed = mixed + taps[query + 2] * weights[2] + taps[query + 3] * weights[3]
-        store_shared(target + query * stride * 4, [silu(mixed)])
 
 
 @cute.jit
@@ -272,36 +236,6 @@ def _finish(request: Int32, head: Int32, record: Int64, scratch: Int32, dims: cu
         low = pair(o[0] * scale * w[0] * sigmoid(g0), o[1] * scale * w[1] * sigmoid(g1))
         high = pair(o[2] * scale * w[2] * sigmoid(g2), o[3] * scale * w[3] * sigmoid(g3))
         store_words(out + Int64(index) * 2, [low, high])
-
-
-@cute.jit
-def _move_window(
-    request: Int32,
-    head: Int32,
-    window: Int32,
-    first: Int32,
-    stride: Int64,
-    record: Int64,
-    dims: cutlass.Constexpr[KdaDims],
-) -> None:
-    """The rows from which the next step's history can begin: after each number of accepted rows where the request has
-    a state for each or recovers it, otherwise after the last row only (spec 5.5). A thread moves channels of its own.
-    """
-    qkv, conv, slot_bytes = words(record, dims, "qkv", "conv", "conv_slot")
-    tid, _, _ = cute.arch.thread_idx()
-    width = 3 * dims.heads * D
-    for index in cutlass.range(tid, 3 * D, THREADS, unroll=1):
-        column = Int64(index // D * (dims.heads * D) + head * D + index % D) * 2
-        rows = conv + Int64(window) * slot_bytes + column
-        taps = [load_half(rows + Int64(first + j) * (width * 2)) for j in range(3)]
-        for query in cutlass.range_constexpr(dims.queries):
-            taps.append(load_half(qkv + Int64(request * dims.queries + query) * (width * 2) + column))
-        if stride > 1:
-            for j in cutlass.range_constexpr(dims.queries + 2):
-                store_half(rows + j * (width * 2), taps[j + 1])
-        else:
-            for j in cutlass.range_constexpr(3):
-                store_half(rows + j * (width * 2), taps[dims.queries + j])
 
 
 @cute.jit

@@ -12,27 +12,14 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
-from stepkernel.cuda.device import (
-    floats,
-    least,
-    load_half,
-    load_shared,
-    load_weights,
-    load_words,
-    matrix_multiply,
-    pair,
-    quotient,
-    remainder,
-    rounded,
-    store_float,
-    store_half,
-    store_shared,
-)
+from stepkernel.cuda.device import load_half, load_weights, load_words, store_float, store_half, store_shared
 from stepkernel.cuda.dims import COLUMNS, THREADS, WARPS, LinearDims, column_tiles
 from stepkernel.cuda.functions import sigmoid
+from stepkernel.cuda.stages.mailbox import place_of, post_four
+from stepkernel.cuda.stages.tiles import TILE, element, slot_of, tile_sum
+from stepkernel.cuda.values import floats, least, matrix_multiply, pair, quotient, remainder, rounded
 from stepkernel.cuda.walk import words
 
-TILE = 16  # rows of W of a warp
 STEP = 32  # columns of a turn
 
 
@@ -43,30 +30,26 @@ def row_of(g: Any, eight: int, rows: int) -> Any:
     return row if COLUMNS * (eight + 1) <= rows else least(row, Int32(rows - 1))
 
 
-def slot_of(g: Any, t: Any) -> Any:
-    """Where the four sums of lane 4g + t lie among those of its warp, in units of 16 bytes: neither 8 lanes that store
-    theirs nor 32 that read, 16 outputs of two rows, meet in a bank of the shared memory."""
-    return t * 8 + (g + 2 * t) % 8
-
-
 @cute.jit
 def linear(
     cta: Int32, ctas: Int32, record: Int64, step: Int64, scratch: Int32, dims: cutlass.Constexpr[LinearDims]
 ) -> None:
     """weight bf16 [outputs, inputs], or one block per head; x bf16 rows, `x_stride` bytes apart; out bf16 or f32 rows,
-    `out_stride` bytes apart, from its first column; gate bf16 [rows, outputs]. The CTA `first` takes the first tiles,
-    so that the projections of one stage start at different CTAs."""
+    `out_stride` bytes apart, from its first column, or in the mailboxes of all ranks; gate bf16 [rows, outputs]. The
+    CTA `first` takes the first tiles, so that the projections of one stage start at different CTAs."""
     (count, first) = words(record, dims, "outputs", "first")
     outputs = Int32(count)
     group = WARPS // dims.split * TILE
     piece = remainder(cta + ctas - remainder(Int32(first), ctas), ctas)
     while piece * group < outputs:
-        _tiles(piece, outputs, record, scratch, dims)
+        _tiles(piece, outputs, record, step, scratch, dims)
         piece = piece + ctas
 
 
 @cute.jit
-def _tiles(piece: Int32, outputs: Int32, record: Int64, scratch: Int32, dims: cutlass.Constexpr[LinearDims]) -> None:
+def _tiles(
+    piece: Int32, outputs: Int32, record: Int64, step: Int64, scratch: Int32, dims: cutlass.Constexpr[LinearDims]
+) -> None:
     weight, x, x_stride = words(record, dims, "weight", "x", "x_stride")
     tid, _, _ = cute.arch.thread_idx()
     lane = tid % 32
@@ -111,7 +94,7 @@ def _tiles(piece: Int32, outputs: Int32, record: Int64, scratch: Int32, dims: cu
     for eight in cutlass.range_constexpr(eights):
         store_shared(scratch + warp * 512 + slot_of(g, t) * 16, c[4 * eight : 4 * eight + 4])
         cute.arch.sync_threads()
-        _finish(piece, eight * COLUMNS, outputs, record, scratch, dims)
+        _finish(piece, eight * COLUMNS, outputs, record, step, scratch, dims)
         cute.arch.sync_threads()
 
 
@@ -121,33 +104,35 @@ def _finish(
     first: cutlass.Constexpr[int],
     outputs: Int32,
     record: Int64,
+    step: Int64,
     scratch: Int32,
     dims: cutlass.Constexpr[LinearDims],
 ) -> None:
-    """Adds the warps' sums of a piece for 8 rows of x from `first` on: 128 of a tile, written by threads in the
-    order of the outputs so that stores are contiguous."""
+    """Adds the warps' sums of a piece for 8 rows of x from `first` on, and stores or posts them."""
     out, out_stride = words(record, dims, "out", "out_stride")
     tid, _, _ = cute.arch.thread_idx()
     for turn in cutlass.range_constexpr(-(-(WARPS // dims.split) * 128 // THREADS)):
-        index = tid + turn * THREADS
-        mine = index // 128
-        n = index % 16
-        column = (index // 16) % 8
+        mine, n, column, place = element(tid, turn, dims.split)
         row = first + column
         output = (piece * (WARPS // dims.split) + mine) * TILE + n
-        if mine < WARPS // dims.split and row < dims.rows and output < outputs:
-            holder = slot_of(n % 8, column // 2)
-            place = scratch + (mine * dims.split * 32 + holder) * 16 + ((n // 8) * 2 + column % 2) * 4
-            total = load_shared(place)
-            for k in cutlass.range_constexpr(1, dims.split):
-                total = total + load_shared(place + k * 512)
+        if mine < WARPS // dims.split:
+            total = tile_sum(scratch + place, dims.split)
             if cutlass.const_expr(dims.scale != 1.0):
                 total = total * dims.scale
-            if cutlass.const_expr(dims.gated):
-                (gate,) = words(record, dims, "gate")
-                open_gate, _ = floats(load_half(gate + (Int64(row) * Int64(outputs) + Int64(output)) * 2))
-                total = rounded(total) * sigmoid(open_gate)
-            if cutlass.const_expr(dims.to_bf16):
-                store_half(out + Int64(row) * out_stride + Int64(output) * 2, pair(total, Float32(0.0)))
-            else:
-                store_float(out + Int64(row) * out_stride + Int64(output) * 4, total)
+            inside = Int32(0)
+            if row < dims.rows and output < outputs:
+                inside = Int32(1)
+            if cutlass.const_expr(dims.posting is not None):
+                size = 2 if dims.to_bf16 else 4
+                target = place_of(record, step, dims, dims.posting.ranks)
+                target = target + Int64(row) * out_stride + Int64(output - n % 4) * size
+                post_four(step, target, total, inside, dims.to_bf16, dims.posting)
+            elif inside != 0:
+                if cutlass.const_expr(dims.gated):
+                    (gate,) = words(record, dims, "gate")
+                    open_gate, _ = floats(load_half(gate + (Int64(row) * Int64(outputs) + Int64(output)) * 2))
+                    total = rounded(total) * sigmoid(open_gate)
+                if cutlass.const_expr(dims.to_bf16):
+                    store_half(out + Int64(row) * out_stride + Int64(output) * 2, pair(total, Float32(0.0)))
+                else:
+                    store_float(out + Int64(row) * out_stride + Int64(output) * 4, total)

@@ -3,9 +3,10 @@
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
-from stepkernel.cuda.device import load_float, pair, quotient, remainder, store_int
+from stepkernel.cuda.device import load_float, store_int
 from stepkernel.cuda.dims import THREADS, MergeDims
 from stepkernel.cuda.functions import base_of, exp, larger, nothing
+from stepkernel.cuda.values import pair, quotient, remainder
 from stepkernel.cuda.walk import words
 from stepkernel.program.stages import PARTIAL
 

@@ -9,21 +9,15 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
-from stepkernel.cuda.device import (
-    block_sum,
-    floats,
-    load_floats,
-    load_shared,
-    load_words,
-    pair,
-    rounded,
-    store_shared,
-    store_words,
-)
+from stepkernel.cuda.device import load_floats, load_shared, load_words, store_shared, store_words
 from stepkernel.cuda.dims import THREADS, WARPS, MixNormDims
 from stepkernel.cuda.functions import exp, inverse_root, larger
+from stepkernel.cuda.stages.mailbox import none_failed, slots
 from stepkernel.cuda.stages.norm import write_normed
-from stepkernel.cuda.walk import words
+from stepkernel.cuda.stages.taking import take_chunk, take_parts
+from stepkernel.cuda.step_block import HEAD
+from stepkernel.cuda.values import block_sum, floats, least, pair, quotient, remainder, rounded
+from stepkernel.cuda.walk import arrive_last, words
 
 CHUNK = 8  # BF16 values of one 16-byte access
 
@@ -39,6 +33,72 @@ def mix_norm(
         _update(row, record, dims)
         _mix(row, record, scratch, dims)
         row = row + ctas
+
+
+@cute.jit
+def take_and_mix(
+    cta: Int32,
+    ctas: Int32,
+    record: Int64,
+    step: Int64,
+    sync: Int64,
+    scratch: Int32,
+    patience: cutlass.Constexpr[int],
+    dims: cutlass.Constexpr[MixNormDims],
+) -> Int32:
+    """The same for deltas that ranks have posted (`exchange`): several CTAs take a row, the one that comes last mixes.
+    0 if the group has failed."""
+    number, counters = words(record, dims, "number", "counters")
+    failed = Int32(0)
+    piece = cta
+    while piece < dims.rows * dims.parts:
+        row = quotient(piece, dims.parts)
+        part = remainder(piece, dims.parts)
+        for name, slot, mode in (("delta", "slot", dims.delta_taken), ("second", "second_slot", dims.second_taken)):
+            if cutlass.const_expr(mode != ""):
+                delta, at = words(record, dims, name, slot)
+                at = at + sync + slots(step, number, dims.ranks) + HEAD
+                failed = failed | _take(row, part, at, delta, step, sync, patience, mode, dims)
+        if arrive_last(counters + Int64(row) * 4, dims.parts, scratch) == 1:
+            _update(row, record, dims)
+            _mix(row, record, scratch, dims)
+        piece = piece + ctas
+    return none_failed(failed, scratch)
+
+
+@cute.jit
+def _take(
+    row: Int32,
+    part: Int32,
+    place: Int64,
+    delta: Int64,
+    step: Int64,
+    sync: Int64,
+    patience: cutlass.Constexpr[int],
+    mode: cutlass.Constexpr[str],
+    dims: cutlass.Constexpr[MixNormDims],
+) -> Int32:
+    """A part of a row of sums, or of parts side by side, which other warps take."""
+    tid, _, _ = cute.arch.thread_idx()
+    target = delta + Int64(row) * (dims.width * 2)
+    failed = Int32(0)
+    if cutlass.const_expr(mode == "reduce"):
+        chunks = dims.width // 4
+        each = -(-chunks // dims.parts)
+        at = place + Int64(row) * (dims.width * 4)
+        first = part * each
+        for column in cutlass.range(first + tid, least(first + each, Int32(chunks)), THREADS, unroll=1):
+            here, out = at + Int64(column) * 16, target + Int64(column) * 8
+            failed = take_chunk(here, out, Int64(0), failed, step, sync, patience, mode, dims.ranks, True)
+    else:
+        width = dims.width * 2 // dims.ranks
+        each = -(-dims.width // 8 // dims.parts)
+        first = part * each
+        last = least(first + each, Int32(dims.width // 8))
+        start = first + (tid + THREADS // 2) % THREADS
+        at = place + Int64(row) * width
+        failed = take_parts(start, last, at, target, Int64(width), step, sync, patience, dims.ranks)
+    return failed
 
 
 def _of_blocks(record: Any, dims: MixNormDims, *names: str) -> list[Any]:

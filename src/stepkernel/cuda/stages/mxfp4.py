@@ -4,7 +4,8 @@ from typing import Any
 
 from cutlass import Float32, Int32
 
-from stepkernel.cuda.device import bytes_of, pair, ptx
+from stepkernel.cuda.device import ptx
+from stepkernel.cuda.values import bytes_of, pair
 
 # High and low bytes of the BF16 magnitudes 0, 0.5, 1, 1.5 and 2, 3, 4, 6.
 HIGH = (0x3F3F3F00, 0x40404040)

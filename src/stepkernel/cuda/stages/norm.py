@@ -1,27 +1,14 @@
-"""RMSNorm of rows, each by a CTA."""
+"""RMSNorm of a row by a CTA."""
 
 from typing import Any
 
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
-from stepkernel.cuda.device import block_sum, floats, load_words, narrowed, pair, store_words
-from stepkernel.cuda.dims import THREADS, NormDims
+from stepkernel.cuda.device import load_words, store_words
+from stepkernel.cuda.dims import THREADS
 from stepkernel.cuda.functions import inverse_root
-from stepkernel.cuda.walk import words
-
-
-@cute.jit
-def norm(
-    cta: Int32, ctas: Int32, record: Int64, step: Int64, scratch: Int32, dims: cutlass.Constexpr[NormDims]
-) -> None:
-    """x bf16 [rows, width], where it lies; norm bf16 [width]."""
-    x, weight = words(record, dims, "x", "norm")
-    row = cta
-    while row < dims.rows:
-        at = x + Int64(row) * (dims.width * 2)
-        norm_row(at, weight, at, scratch, Int32(1), dims.width, dims.eps)
-        row = row + ctas
+from stepkernel.cuda.values import block_sum, floats, narrowed, pair
 
 
 @cute.jit

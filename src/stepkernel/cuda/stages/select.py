@@ -7,9 +7,13 @@ the last expert below NaN. Each round takes the largest key of the warp and, amo
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
-from stepkernel.cuda.device import FAR, load_float, ptx, store_float, store_int, warp_least, warp_most, warp_sum
+from stepkernel.cuda.device import FAR, load_float, ptx, store_float, store_int
 from stepkernel.cuda.dims import SelectDims
 from stepkernel.cuda.functions import sigmoid
+from stepkernel.cuda.stages.mailbox import none_failed, slots
+from stepkernel.cuda.stages.taking import take_parts
+from stepkernel.cuda.step_block import HEAD
+from stepkernel.cuda.values import quotient, warp_least, warp_most, warp_sum
 from stepkernel.cuda.walk import words
 
 
@@ -44,41 +48,77 @@ def select(
     cta: Int32, ctas: Int32, record: Int64, step: Int64, scratch: Int32, dims: cutlass.Constexpr[SelectDims]
 ) -> None:
     """logits f32 [rows, experts], bias f32 [experts], ids int32 and weights f32 [rows, top_k], best first."""
+    row = cta
+    while row < dims.rows:
+        _row(row, record, dims)
+        row = row + ctas
+
+
+@cute.jit
+def take_and_select(
+    cta: Int32,
+    ctas: Int32,
+    record: Int64,
+    step: Int64,
+    sync: Int64,
+    scratch: Int32,
+    patience: cutlass.Constexpr[int],
+    dims: cutlass.Constexpr[SelectDims],
+) -> Int32:
+    """The same where ranks have posted their parts of the logits (`exchange`). 0 if the group has failed."""
+    tid, _, _ = cute.arch.thread_idx()
+    logits, width, slot, number = words(record, dims, "logits", "width", "slot", "number")
+    place = sync + slots(step, number, dims.ranks) + (HEAD + slot)
+    chunks = quotient(Int32(width), 16) * dims.ranks
+    failed = Int32(0)
+    # From the last CTA on: the first ones take the rest of the exchange.
+    row = ctas - 1 - cta
+    while row < dims.rows:
+        out = logits + Int64(row) * (dims.experts * 4)
+        at = place + Int64(row) * width
+        failed = failed | take_parts(tid, chunks, at, out, width, step, sync, patience, dims.ranks)
+        cute.arch.sync_threads()
+        _row(row, record, dims)
+        row = row + ctas
+    return none_failed(failed, scratch)
+
+
+@cute.jit
+def _row(row: Int32, record: Int64, dims: cutlass.Constexpr[SelectDims]) -> None:
     tid, _, _ = cute.arch.thread_idx()
     logits, bias, ids, weights = words(record, dims, "logits", "bias", "ids", "weights")
     held = -(-dims.experts // 32)
     if tid < 32:
-        row = cta
-        while row < dims.rows:
-            start = logits + Int64(row) * (dims.experts * 4)
-            keys = [Int32(0)] * held
+        start = logits + Int64(row) * (dims.experts * 4)
+        own = start + Int64(tid) * 4
+        own_bias = bias + Int64(tid) * 4
+        keys = [Int32(0)] * held
+        for k in cutlass.range_constexpr(held):
+            if tid < dims.experts - 32 * k:
+                keys[k] = order(sigmoid(load_float(own + k * 128)) + load_float(own_bias + k * 128))
+        mine = Int32(0)
+        for slot in cutlass.range(dims.top_k, unroll=1):
+            best = Int32(0)
+            holder = Int32(0)
             for k in cutlass.range_constexpr(held):
-                expert = tid + 32 * k
-                if expert < dims.experts:
-                    score = sigmoid(load_float(start + Int64(expert) * 4))
-                    keys[k] = order(score + load_float(bias + Int64(expert) * 4))
-            mine = Int32(0)
-            for slot in cutlass.range(dims.top_k, unroll=1):
-                best = Int32(0)
-                holder = Int32(FAR)
-                for k in cutlass.range_constexpr(held):
-                    best, holder = larger_key(keys[k], best, tid + 32 * k, holder)
-                top = warp_most(best)
-                candidate = Int32(FAR)
-                if best == top:
-                    candidate = holder
-                chosen = warp_least(candidate)
-                for k in cutlass.range_constexpr(held):
-                    keys[k] = take(keys[k], tid + 32 * k, chosen)
-                if tid == slot:
-                    mine = chosen
-            weight = Float32(0.0)
-            if tid < dims.top_k:
-                weight = sigmoid(load_float(start + Int64(mine) * 4))
-            if cutlass.const_expr(dims.renormalize):
-                weight = weight / (warp_sum(weight) + 1e-20)
-            if tid < dims.top_k:
-                place = Int64(row * dims.top_k + tid) * 4
-                store_int(ids + place, mine)
-                store_float(weights + place, weight * dims.scaling)
-            row = row + ctas
+                best, holder = larger_key(keys[k], best, Int32(k), holder)
+            top = warp_most(best)
+            candidate = Int32(FAR)
+            if best == top:
+                candidate = holder * 32 + tid
+            chosen = warp_least(candidate)
+            # Which of the lane's keys that is, if it is one of them.
+            gone = chosen - tid
+            for k in cutlass.range_constexpr(held):
+                keys[k] = take(keys[k], Int32(32 * k), gone)
+            if tid == slot:
+                mine = chosen
+        weight = Float32(0.0)
+        if tid < dims.top_k:
+            weight = sigmoid(load_float(start + Int64(mine) * 4))
+        if cutlass.const_expr(dims.renormalize):
+            weight = weight / (warp_sum(weight) + 1e-20)
+        if tid < dims.top_k:
+            place = Int64(row * dims.top_k + tid) * 4
+            store_int(ids + place, mine)
+            store_float(weights + place, weight * dims.scaling)

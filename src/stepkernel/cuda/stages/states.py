@@ -10,17 +10,15 @@ import cutlass
 from cutlass import Int32, Int64, cute
 
 from stepkernel.cuda.device import (
-    floats,
-    fused,
     load_float,
     load_floats,
     load_shared_floats,
     load_two_words,
-    pair,
     store_floats,
     store_words,
 )
 from stepkernel.cuda.dims import THREADS, WARPS, KdaDims
+from stepkernel.cuda.values import floats, fused, pair
 from stepkernel.cuda.walk import words
 
 D = 128  # width of a head
