@@ -30,6 +30,27 @@ def test_rounds_without_drafts_keep_the_context(open_session: Open) -> None:
     assert accepted[1].length > 1.5
 
 
+def test_rounds_at_rest_keep_the_context(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While nothing drafts, most steps are those of a session without a draft; a draft that begins later knows all."""
+    rules, prompt = StopRules(max_tokens=120, ignore_eos=True), prompts()[3]
+    wanted = open_session("tiny-k3", "latency_specialized").generate([prompt], rules=rules)[0].token_ids
+    session = speculating(open_session, "latency_specialized", 4, adaptive=True, max_requests=1)
+    speculator = session.speculator
+    assert speculator is not None
+    lengths, rested, rounds = speculator.lengths, speculator.rested, []
+    monkeypatch.setattr(speculator, "rested", lambda *given: (rounds.append(1), rested(*given)))
+    lengths.extra = {1: {0: 0.0, 1: 1e6, 4: 1e6}}
+    session.add(prompt, rules=rules)
+    found = [event for _ in range(83) for event in session.step()]
+    assert lengths.rounds[0] == len(found) >= 80
+    assert len(rounds) > 60
+    lengths.extra = {1: dict.fromkeys((0, 1, 4), 0.0)}
+    lengths._loads, lengths._total = {}, 1e9
+    found += session.stream()
+    assert [event.token_id for event in found] == list(wanted)
+    assert speculator.counts.length > 1.5
+
+
 def test_what_rounds_take_is_known_before_the_first(open_session: Open) -> None:
     """Measured on pages and slots that nobody owns yet: no step is counted, and requests find nothing of it."""
     for states in ("per-position", "recovering"):

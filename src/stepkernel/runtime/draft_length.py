@@ -130,6 +130,11 @@ class DraftLength:
         load.rests = load.plain_rounds < load.wait or not affordable
         return 0 if load.rests else affordable
 
+    def rest(self, requests: int) -> int:
+        """How many more rounds of so many requests are plain before `choose` looks again."""
+        load = self._load(requests)
+        return -load.plain_rounds % LOOK if load.rests else 0
+
     @property
     def reason(self) -> str:
         """Why drafting stopped the last time, or did not begin; empty if it goes on."""

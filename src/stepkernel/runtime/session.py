@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -252,12 +253,15 @@ class Session:
             self.speculator.take_in(sequence, outputs.taps.copy(), to_end=not sequence.to_prefill)
 
     def _decode(self, ready: list[Sequence]) -> list[Event]:
-        if self.speculator is not None:
+        if self.speculator is not None and not self.speculator.rests(ready):
             rounds = self.speculator.round(ready, self.engine.decode)
             found = [(s, [*drafts, token]) for s, (drafts, token) in zip(ready, rounds, strict=True)]
         else:
             drawn = not all(s.sampling.is_greedy for s in ready)
+            started = time.perf_counter()
             outputs = self.engine.decode(decode_inputs(ready, self.caches.page_tokens), drawn)
+            if self.speculator is not None:
+                self.speculator.rested(len(ready), outputs, time.perf_counter() - started)
             found = [(s, [self._choose(s, row, outputs)]) for row, s in enumerate(ready)]
         return [event for sequence, tokens in found for event in self._advance(sequence, tokens)]
 

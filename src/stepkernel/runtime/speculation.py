@@ -120,6 +120,7 @@ class Speculator:
     _drafters: dict[int, Drafter] = field(init=False)
     _plain_taps: list[NDArray[np.float32]] = field(default_factory=list)
     _plain_sequences: Items[Sequence] = ()
+    _rest: int = 0
 
     def __post_init__(self) -> None:
         most = self.options.num_speculative_tokens
@@ -157,6 +158,7 @@ class Speculator:
         The sequences' tokens are left to the caller; what lies in caches and states is advanced by all of them.
         """
         started = time.perf_counter()
+        self._rest = 0
         if self._plain_taps and not _same(sequences, self._plain_sequences):
             self._take_in_plain(sequences)
         if not self.lengths.keeps_context:
@@ -179,7 +181,24 @@ class Speculator:
         taken = time.perf_counter() - started
         self.log.append(Round(drafts, taken, drafted - started, verified - drafted, accepted))
         self.lengths.record(len(sequences), drafts, taken, accepted, with_context)
+        alike = all(s.sampling.is_greedy and s.has_context == with_context for s in sequences)
+        if not drafts and not recovers and alike:
+            self._rest, self._plain_sequences = self.lengths.rest(len(sequences)), sequences
         return judged
+
+    def rests(self, sequences: Items[Sequence]) -> bool:
+        """Whether the next round is a plain one like the last, of which `rested` needs to know and nothing else."""
+        return self._rest > 0 and self.lengths.held is None and _same(sequences, self._plain_sequences)
+
+    def rested(self, requests: int, outputs: StepOutputs, seconds: float) -> None:
+        """Takes in a plain round that was made without it."""
+        self._rest -= 1
+        with_context = self._plain_sequences[0].has_context
+        if with_context and outputs.taps is not None:
+            self._plain_taps.append(outputs.taps.copy())
+        accepted = (0,) * requests
+        self.log.append(Round(0, seconds, 0.0, seconds, accepted))
+        self.lengths.record(requests, 0, seconds, accepted, with_context)
 
     def close(self) -> None:
         for drafter in self._drafters.values():
@@ -272,7 +291,7 @@ class Speculator:
         if not drafts:
             self._plain_taps.append(taps)
             self._plain_sequences = sequences
-            if len(self._plain_taps) == KEPT_PLAIN:
+            if len(self._plain_taps) >= KEPT_PLAIN:
                 self._take_in_plain(sequences)
             return
         for i, (sequence, count) in enumerate(zip(sequences, accepted, strict=True)):
