@@ -2,6 +2,7 @@
 
 import pytest
 
+from stepkernel.program.draft_builder import CONTEXT_ROWS
 from stepkernel.runtime.sequence import StopRules
 from support.speculating import RULES, Open, in_order, plain, prompts, speculating
 
@@ -39,12 +40,12 @@ def test_rounds_at_rest_keep_the_context(open_session: Open, monkeypatch: pytest
     assert speculator is not None
     lengths, rested, rounds = speculator.lengths, speculator.rested, []
     monkeypatch.setattr(speculator, "rested", lambda *given: (rounds.append(1), rested(*given)))
-    lengths.extra = {1: {0: 0.0, 1: 1e6, 4: 1e6}}
+    lengths.extra = {1: {1: 1e6, 4: 1e6}}
     session.add(prompt, rules=rules)
     found = [event for _ in range(83) for event in session.step()]
     assert lengths.rounds[0] == len(found) >= 80
     assert len(rounds) > 60
-    lengths.extra = {1: dict.fromkeys((0, 1, 4), 0.0)}
+    lengths.extra = {1: dict.fromkeys((1, 4), 0.0)}
     lengths._loads, lengths._total = {}, 1e9
     found += session.stream()
     assert [event.token_id for event in found] == list(wanted)
@@ -58,8 +59,8 @@ def test_what_rounds_take_is_known_before_the_first(open_session: Open) -> None:
         assert session.speculator is not None
         lengths = session.speculator.lengths
         assert set(lengths.extra) == {1, 2, 3}
-        assert all(set(found) == {0, 1, 5} for found in lengths.extra.values())
-        assert all(found[0] > 0 and max(found.values()) > 0 for found in lengths.extra.values())
+        assert all(set(found) == {1, 5} for found in lengths.extra.values())
+        assert all(max(found.values()) > 0 for found in lengths.extra.values())
         assert not session.engine.times
         assert not any(lengths.rounds)
         assert session.pages.free == session.pages.capacity
@@ -75,8 +76,9 @@ def test_a_draft_whose_context_costs_too_much_is_left_alone(open_session: Open) 
     speculator = session.speculator
     assert speculator is not None
     lengths = speculator.lengths
-    lengths.extra = {n: {0: 1e3, 1: 1e6, 5: 1e6} for n in (1, 2)}
-    session.generate(prompts()[:2], rules=RULES)
+    lengths.extra = {n: {1: 1e6, 5: 1e6} for n in (1, 2)}
+    lengths._row_times.extend([1e3] * 9)
+    session.generate(prompts()[:2], rules=StopRules(max_tokens=2 * CONTEXT_ROWS, ignore_eos=True))
     assert not lengths.keeps_context
     assert not any(lengths.rounds[1:])
     found = []
@@ -86,8 +88,9 @@ def test_a_draft_whose_context_costs_too_much_is_left_alone(open_session: Open) 
         found += [e.result for e in session.step() if e.result is not None]
         assert not any(s.has_context or s.pending for s in session.active)
     assert sorted(r.token_ids for r in found) == sorted(wanted[:2])
-    lengths.extra = {n: {0: 0.0, 1: 0.0, 5: 0.0} for n in (1, 2)}
+    lengths.extra = {n: {1: 0.0, 5: 0.0} for n in (1, 2)}
     lengths._total, lengths._loads = 1e9, {}
+    lengths._row_times.clear()
     session.generate(prompts()[:1], rules=RULES)  # the first request after it notices
     assert [session.generate([p], rules=RULES)[0].token_ids for p in prompts()[2:4]] == wanted[2:4]
     assert any(lengths.rounds[1:])

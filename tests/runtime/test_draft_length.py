@@ -32,7 +32,7 @@ class Machine:
     def chooser(self, *requests: int) -> DraftLength:
         lengths = DraftLength(MOST)
         extra = {k: self.plain * (self.slope * k + self.drafting) for k in (1, MOST)}
-        lengths.extra = {n: {0: self.plain * self.context} | extra for n in requests or (1, 8)}
+        lengths.extra = dict.fromkeys(requests or (1, 8), extra)
         return lengths
 
     def accepted(self, drafts: int, rng: np.random.Generator) -> int:
@@ -56,10 +56,13 @@ def run(machine: Machine, rounds: int, requests: int, seed: int = 0) -> tuple[Dr
         drafts = lengths.choose(requests)
         accepted = [machine.accepted(drafts, rng) for _ in range(requests)]
         seconds = machine.seconds(drafts, rng)
-        lengths.record(requests, drafts, seconds, accepted, lengths.keeps_context)
+        kept = lengths.keeps_context
+        lengths.record(requests, drafts, seconds, accepted)
+        if kept and not drafts:
+            lengths.took_context(requests, machine.plain * machine.context)
         chosen.append(drafts)
         # A plain round counts as the mean one: luck of plain decode is neither loss nor gain.
-        time += seconds if drafts else plain * (1 + machine.context * lengths.keeps_context)
+        time += seconds if drafts else plain * (1 + machine.context * kept)
         tokens += 1 + sum(accepted) / requests
         speed_ups.append(tokens * plain / time)
     return lengths, speed_ups, chosen
@@ -100,7 +103,7 @@ def test_context_is_paid_for_too(context: float) -> None:
     """More than the budget allows is not kept for all; what is kept is enough for trials now and then."""
     machine = Machine(slope=0.3, drafting=0.2, rate=0.0, context=context)
     lengths, speed_ups, chosen = run(machine, 3000, 1)
-    assert min(speed_ups) > 0.97
+    assert min(speed_ups[3:]) > 0.97  # what it costs is known once it was taken in
     assert np.count_nonzero(chosen) >= 2
     assert lengths._account <= (BUDGET + 1e-3) * lengths._total
     assert machine.chooser().keeps_context
@@ -113,7 +116,7 @@ def test_without_costs_nothing_is_chosen() -> None:
 
 def test_costs_of_other_loads_lie_between_the_known() -> None:
     lengths = DraftLength(4)
-    lengths.extra = {1: {0: 0.1, 1: 1.0, 4: 4.0}, 4: {0: 0.4, 1: 4.0, 4: 7.0}, 8: {0: 0.8, 1: 8.0, 4: 8.0}}
+    lengths.extra = {1: {1: 1.0, 4: 4.0}, 4: {1: 4.0, 4: 7.0}, 8: {1: 8.0, 4: 8.0}}
     for requests, wanted in ((1, [10, 11, 12, 13, 14]), (2, [10, 12, 13, 14, 15]), (6, [10, 16, 16.5, 17, 17.5])):
         lengths.record(requests, 0, 10.0, [0] * requests)
         assert lengths._loads[requests].costs == pytest.approx(wanted)

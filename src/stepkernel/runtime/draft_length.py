@@ -27,8 +27,7 @@ FIRST_WAIT, LONGEST_WAIT = 32, 1024  # plain rounds between two trials of specul
 class _Load:
     """What is known of rounds with one number of requests: times by number of drafts, and since when nothing drafts.
 
-    extra: seconds that rounds take beyond a plain one, by number of drafts; they hold until rounds were timed. Of 0
-    drafts: what it takes to keep the draft's context.
+    extra: seconds that rounds take beyond a plain one, by number of drafts; they hold until rounds were timed.
     """
 
     extra: Mapping[int, float]
@@ -51,7 +50,7 @@ class _Load:
             return
         plain = min(self.times[0])
         if drafts or not self.costs or self.costs[0] != plain:
-            known = {k: plain + extra for k, extra in self.extra.items() if k}
+            known = {k: plain + extra for k, extra in self.extra.items()}
             known |= {k: _typical(times) for k, times in self.times.items()} | {0: plain}
             self.costs = [_between(known, k) for k in range(most + 1)]
 
@@ -82,7 +81,7 @@ class DraftLength:
     context costs too much: requests that begin then, or are decoded, get none, and so no drafts.
 
     extra: {requests: {drafts: seconds}}, what rounds take beyond a plain one (`rehearsal.extra_seconds`), for the same
-    drafts everywhere, 0, 1 and `most` among them. Without it nothing can be chosen.
+    drafts everywhere, 1 and `most` among them. Without it nothing can be chosen.
     """
 
     def __init__(self, most: int, adaptive: bool = True) -> None:
@@ -97,6 +96,7 @@ class DraftLength:
         self._loads: dict[int, _Load] = {}
         self._tried = [0.0] * most
         self._passed = [0.0] * most
+        self._row_times: deque[float] = deque(maxlen=KEPT)  # seconds that a row of context takes
         self._plain_rounds = 0  # since counts were last weighed
         self._account = 0.0
         self._total = 0.0
@@ -151,11 +151,8 @@ class DraftLength:
             f"give {tokens:.2f} tokens per request"
         )
 
-    def record(
-        self, requests: int, drafts: int, seconds: float, accepted: Sequence[int], with_context: bool = True
-    ) -> None:
-        """Takes a round into account: its time, and the accepted drafts of each request. with_context: the draft's
-        context of these requests is kept."""
+    def record(self, requests: int, drafts: int, seconds: float, accepted: Sequence[int]) -> None:
+        """Takes a round into account: its time, and the accepted drafts of each request."""
         self.rounds[drafts] += 1
         self._total += seconds
         load = self._load(requests)
@@ -165,11 +162,15 @@ class DraftLength:
             load.plain_rounds += 1
             load.since_plain = 0
             self._plain_rounds += 1
-            self._account += load.extra.get(0, 0.0) * with_context
         load.add(drafts, seconds, self.most)
         if self.adaptive and self.held is None:
             share = self._account / self._total
             self.keeps_context = share <= BUDGET and (self.keeps_context or share <= BUDGET / 2)
+
+    def took_context(self, rows: int, seconds: float) -> None:
+        """Charges context that was taken in beside plain rounds; what a neighbour made long, as it usually is."""
+        self._row_times.append(seconds / rows)
+        self._account += rows * median(self._row_times)
 
     def _drafted(self, load: _Load, drafts: int, seconds: float, accepted: Sequence[int]) -> None:
         if load.plain_rounds >= load.wait:

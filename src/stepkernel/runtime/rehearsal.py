@@ -52,29 +52,14 @@ class Room:
 
 
 def extra_seconds(
-    verify: Verify,
-    drafters: Mapping[int, Drafter],
-    drafts: int,
-    requests: int,
-    room: Room,
-    vocab: int,
-    context_rows: int | None = None,
+    verify: Verify, drafters: Mapping[int, Drafter], drafts: int, requests: int, room: Room, vocab: int
 ) -> Extra:
-    """{requests: {drafts: seconds}} of 1, 2, 4 .. `requests`: rounds of one draft and of `drafts`, less plain ones; of
-    0 drafts what a plain round takes for the draft's context.
+    """{requests: {drafts: seconds}}: rounds of one draft and of `drafts`, less plain ones, of 1, 2, 4 .. `requests`.
 
     drafters: of blocks of so many tokens; on ranks that do not draft there are none, but they take part in each step.
-    context_rows: taken in by one call, default: those of a round.
     """
     loads = sorted({1 << i for i in range(requests.bit_length())} | {requests})
-    found: Extra = {}
-    for load in loads:
-        found[load] = {k: _extra(verify, drafters.get(k), k, load, room, vocab) for k in {1, drafts}}
-        rows = load if context_rows is None else context_rows
-        found[load][0] = (
-            load / rows * _context(verify, drafters.get(drafts), rows, room, room.inputs(load, 1, 0, vocab))
-        )
-    return found
+    return {load: {k: _extra(verify, drafters.get(k), k, load, room, vocab) for k in {1, drafts}} for load in loads}
 
 
 def _extra(verify: Verify, drafter: Drafter | None, drafts: int, requests: int, room: Room, vocab: int) -> float:
@@ -91,26 +76,6 @@ def _extra(verify: Verify, drafter: Drafter | None, drafts: int, requests: int, 
         verify(verification)
         drafted.append(time.perf_counter() - started)
     return max(0.0, min(drafted[1:]) - min(plain[1:]))
-
-
-def _context(verify: Verify, drafter: Drafter | None, rows: int, room: Room, step: StepInputs) -> float:
-    """Seconds that it takes to take in so many rows behind a step, which leaves little of the draft in the processor's
-    caches."""
-    found = []
-    for _ in range(1 + SAMPLES):
-        verify(step)
-        if drafter is not None:
-            found.append(_insert(drafter, rows, room))
-    return min(found[1:], default=0.0)
-
-
-def _insert(drafter: Drafter, rows: int, room: Room) -> float:
-    positions = np.zeros(rows, np.int32)
-    taps = np.zeros((rows, drafter.programs.config.taps_width), np.float32)
-    context = ContextRows(taps, positions, flat_rows(room.table(rows, 1), positions, 1, room.page_tokens))
-    started = time.perf_counter()
-    drafter.insert(context)
-    return time.perf_counter() - started
 
 
 def _draft(drafter: Drafter, taps: NDArray[np.float32], room: Room) -> None:

@@ -137,20 +137,25 @@ class Speculator:
         if self.options.adaptive:
             vocab = self._widest.programs.config.vocab_size
             most = self.options.num_speculative_tokens
-            self.lengths.extra = extra_seconds(verify, self._drafters, most, requests, room, vocab, CONTEXT_ROWS)
+            self.lengths.extra = extra_seconds(verify, self._drafters, most, requests, room, vocab)
 
-    def take_in(self, sequence: Sequence, taps: NDArray[np.float32], to_end: bool = False) -> None:
+    def take_in(self, sequence: Sequence, taps: NDArray[np.float32], to_end: bool = False, plain: bool = False) -> None:
         """The last rows of the target that are certain, which it will not overwrite; all before them were taken in.
 
-        A sequence that was given no context once stays without. to_end: nothing waits for more rows.
+        A sequence that was given no context once stays without. to_end: nothing waits for more rows. plain: they come
+        from rounds without drafts, whose time does not count as that of drafts.
         """
         if not self.lengths.keeps_context:
             sequence.forget_draft()
         if not sequence.has_context:
             return
         sequence.pending.append(taps)
-        if to_end or sequence.computed - sequence.in_draft >= CONTEXT_ROWS:
+        waiting = sequence.computed - sequence.in_draft
+        if to_end or waiting >= CONTEXT_ROWS:
+            started = time.perf_counter()
             self._insert([sequence])
+            if plain:
+                self.lengths.took_context(waiting, time.perf_counter() - started)
 
     def round(self, sequences: Items[Sequence], verify: Verify) -> list[tuple[list[int], int]]:
         """One round: for each sequence the accepted drafts and the token behind them (NOT_A_NUMBER for a NaN).
@@ -180,7 +185,7 @@ class Speculator:
         self._advance(sequences, accepted, drafts, outputs)
         taken = time.perf_counter() - started
         self.log.append(Round(drafts, taken, drafted - started, verified - drafted, accepted))
-        self.lengths.record(len(sequences), drafts, taken, accepted, with_context)
+        self.lengths.record(len(sequences), drafts, taken, accepted)
         alike = all(s.sampling.is_greedy and s.has_context == with_context for s in sequences)
         if not drafts and not recovers and alike:
             self._rest, self._plain_sequences = self.lengths.rest(len(sequences)), sequences
@@ -198,7 +203,7 @@ class Speculator:
             self._plain_taps.append(outputs.taps.copy())
         accepted = (0,) * requests
         self.log.append(Round(0, seconds, 0.0, seconds, accepted))
-        self.lengths.record(requests, 0, seconds, accepted, with_context)
+        self.lengths.record(requests, 0, seconds, accepted)
 
     def close(self) -> None:
         for drafter in self._drafters.values():
@@ -209,7 +214,7 @@ class Speculator:
         return self._drafters[self.options.num_speculative_tokens]
 
     def _draft(self, sequences: Items[Sequence], drafts: int) -> DraftOutputs:
-        self._take_in_plain(sequences)
+        self._take_in_plain(sequences, drafting=True)
         drafter = self._drafters[drafts]
         waiting = sum(s.computed - s.in_draft for s in sequences)
         if waiting > drafter.programs.context.rows:
@@ -298,7 +303,7 @@ class Speculator:
             first = i * (drafts + 1)
             self.take_in(sequence, taps[first : first + count + 1])
 
-    def _take_in_plain(self, alive: Items[Sequence]) -> None:
+    def _take_in_plain(self, alive: Items[Sequence], drafting: bool = False) -> None:
         """Takes in the rows of the last plain rounds, which were all of the same sequences; the pages of one that has
         ended since may be another's."""
         if not self._plain_taps:
@@ -308,7 +313,7 @@ class Speculator:
         self._plain_taps, self._plain_sequences = [], []
         for sequence, rows in zip(before, taps, strict=True):
             if id(sequence) in living:
-                self.take_in(sequence, rows)
+                self.take_in(sequence, rows, plain=not drafting)
 
 
 def _same(some: Items[Sequence], others: Items[Sequence]) -> bool:

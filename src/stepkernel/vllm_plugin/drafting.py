@@ -86,7 +86,7 @@ class Drafting:
         self._drafters: dict[int, CpuDrafter] = {}
         self._bound: list[Any] = []
         self._seen: SeenStep | None = None
-        self._began: tuple[int, float, bool] | None = None
+        self._began: tuple[int, float] | None = None
         self._without: set[int] = set()  # first pages of requests of whose context rows are missing
 
     def see(self, taps: NDArray[np.float32], states: StateBatch) -> None:
@@ -111,15 +111,18 @@ class Drafting:
         )
         computed = np.array(seen.pages.lengths) - sizes + kept
         known = self._with_context(seen.pages, computed - kept)
-        self._measure(seen.states, sampled, bool(known.all()))
+        self._measure(seen.states, sampled)
         count = self.lengths.choose(len(sampled)) if known.all() else 0
         context = _context(seen, starts[:-1][known], kept[known], computed[known])
         live = [r for r, tokens in enumerate(sampled) if tokens and count and computed[r] + count <= self.limit]
         drafter = self._drafter(count or self.lengths.most)
         parts = [live[start : start + self.max_requests] for start in range(0, len(live), self.max_requests)]
         pieces = _pieces(context, CONTEXT_ROWS)
+        started = time.perf_counter()
         for piece in pieces[:-1] if parts else pieces:
             drafter.insert(piece)
+        if not count and context.rows and seen.states.verifies == [True] * len(sampled):
+            self.lengths.took_context(context.rows, time.perf_counter() - started)
         for i, part in enumerate(parts):
             block = _block(seen.pages, part, computed, sampled, count, drafter.caches.page_tokens)
             found = drafter.run(pieces[-1] if i == 0 and pieces else None, block)
@@ -138,16 +141,16 @@ class Drafting:
             self._without.update(first)
         return np.array([page not in self._without for page in first])
 
-    def _measure(self, states: StateBatch, sampled: Sequence[Sequence[int]], with_context: bool) -> None:
+    def _measure(self, states: StateBatch, sampled: Sequence[Sequence[int]]) -> None:
         """A round lasts from call to call, vLLM's own work included, if all requests verified as many drafts."""
         now, before = time.perf_counter(), self._began
-        self._began = (len(sampled), now, with_context)
+        self._began = (len(sampled), now)
         sizes = {last - first for first, last in pairwise(states.starts)}
         if before is None or before[0] != len(sampled) or len(sizes) != 1 or not all(states.verifies):
             return
         stopped = self.lengths.stopped
         accepted = [len(t) - 1 for t in sampled]
-        self.lengths.record(len(sampled), sizes.pop() - 1, now - before[1], accepted, before[2])
+        self.lengths.record(len(sampled), sizes.pop() - 1, now - before[1], accepted)
         if self.lengths.stopped != stopped:
             logger.info("Drafts: %s", self.lengths.reason)
 
