@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -29,6 +29,9 @@ from stepkernel.cuda.group_cases import Item, exchanges, ranks
 from stepkernel.cuda.kernel_search import Formats
 from stepkernel.cuda.manifest import write
 from stepkernel.cuda.spec import ARCHES
+
+if TYPE_CHECKING:
+    from stepkernel.cuda import mutation
 
 Kernels = Literal["published", "tests", "all"]
 SHAPES = "1x1,8x1,1x8"
@@ -158,8 +161,8 @@ def mutate(
     from stepkernel.cuda.spec import source_hash
 
     console = Console()
-    two, _, multicast = exchanges()
-    wanted: list[Item] = [*stages(), small()[1], two, multicast]
+    alone = [item for item in exchanges() if item.name in ("exchange_2", "exchange_4_multicast")]
+    wanted: list[Item] = [*stages(), small()[1], *alone]
     items = [(item, "sm_90a") for item in wanted]
     items += [(item, "sm_103a") for item in wanted if item.name == "k3_moe_up"]
     outcomes: list[mutation.Outcome] = []
@@ -181,7 +184,9 @@ def mutate(
                 trials = mutation_exchange.of_exchange(item)
             text = recorded(directory, item.spec(), arch)
             walk = isinstance(item, Case)
-            outcomes += mutation.study(item.name, text, trials, count, lambda _: None, walk)
+            done = mutation.study(item.name, text, trials, count, _say_survivor, walk)
+            console.print(f"{item.name} for {arch}: {sum(bool(o.noticed) for o in done)} of {len(done)} noticed")
+            outcomes += done
     found = mutation.summary(outcomes, source_hash(), mutation.known_reasons(out))
     table = Table("mistake", "noticed", "survived", box=None)
     for kind, counts in found["kinds"].items():
@@ -189,6 +194,11 @@ def mutate(
     console.print(table)
     console.print(f"{found['noticed']} of {found['mutants']} noticed, {found['rate']:.1%}", highlight=False)
     mutation.write(out, found)
+
+
+def _say_survivor(outcome: "mutation.Outcome") -> None:
+    if not outcome.noticed:
+        typer.echo(f"survived: {outcome.kind} in line {outcome.line}: {outcome.before} -> {outcome.after}")
 
 
 @kernels.command("gpu-check")

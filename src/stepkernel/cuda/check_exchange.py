@@ -29,13 +29,19 @@ DELAYS = (0, 0, 10, 40)  # barriers that a rank is behind
 
 class ExchangeHarness:
     """All ranks of a case in one memory, with new random values in every launch. late: every rank is behind the others
-    in some exchanges, each in others."""
+    in some exchanges, each in others. greets: ranks compare their steps in every exchange, or in none."""
 
     def __init__(
-        self, case: ExchangeCase, ptx: str, seed: int = 0, widths: Sequence[int] = WIDTHS, late: bool = False
+        self,
+        case: ExchangeCase,
+        ptx: str,
+        seed: int = 0,
+        widths: Sequence[int] = WIDTHS,
+        late: bool = False,
+        greets: bool = True,
     ) -> None:
         self.case, self.ptx, self.memory = case, ptx, Memory()
-        self._widths = widths
+        self._widths, self._greets = widths, greets
         self._rng = np.random.default_rng(seed)
         self._moves = [(number, move) for number, moves in enumerate(EXCHANGES) for move in moves]
         largest = max(sum(ROWS * self._widths[move] for move in moves) for moves in EXCHANGES)
@@ -103,14 +109,14 @@ class ExchangeHarness:
         return {number: sum(sizes[:number]) for number in range(len(sizes))}
 
     @classmethod
-    def leaving(cls) -> list[tuple[int, int]]:
+    def leaving(cls, greets: bool) -> list[tuple[int, int]]:
         """Where a rank may leave: the exchange that the others then fail in, and the record before which it leaves.
-        Who has posted everything and has greeted lacks in the next exchange only."""
+        Who has posted everything, and has greeted, lacks in the next exchange only."""
         found = []
         for number, first in cls.openings().items():
             count = len(EXCHANGES[number])
-            found += [(number + (k > count), first + k) for k in range(2 * count)]
-        return found
+            found += [(number + (k >= count + greets), first + k) for k in range(2 * count)]
+        return [(number, record) for number, record in found if number < len(EXCHANGES)]
 
     def begin_at(self, exchange: int, said: Sequence[int] = ()) -> None:
         """Gives the next launch's first exchange a number. said: in which one each rank says it is, if not in the one
@@ -246,7 +252,7 @@ class ExchangeHarness:
                 width, (x, out) = self._widths[move], self._places[rank][k]
                 stride = self._width(move)
                 words = {"number": number, "slot": slot, "width": width, "out": out, "out_stride": stride}
-                words |= {"greets": int(slot == 0), "norm": 0, "counters": 0}
+                words |= {"greets": int(slot == 0 and self._greets), "norm": 0, "counters": 0}
                 words |= {"x": x + (rank * width if move == GATHER else 0)}
                 words |= {"x_stride": stride if move in (GATHER, SCATTER) else width}
                 posts.append(_row(POSTS[move], PostDims.words, words))

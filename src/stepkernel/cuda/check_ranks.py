@@ -126,11 +126,12 @@ def whole(case: Case) -> Case:
 def compare(
     case: Case, model: Emulated, weights_of: WeightsOf, ptx: str, seed: int | None = None, **options: Any
 ) -> StepDiff:
-    """The step of all ranks against the reference of the whole model; `model` is that of `whole(case)`."""
+    """The step of all ranks against the reference of the whole model; `model` is that of `whole(case)`. No two stores
+    to a mailbox may be in no order."""
     caches = model.caches()
     copy_caches(model.scenario.caches, caches)
     reference = ReferenceExecutor(model.plan.program, model.weights, caches)
-    ranks = Ranks(case, model.plan.program, weights_of, model.caches(), ptx, seed, **options)
+    ranks = Ranks(case, model.plan.program, weights_of, model.caches(), ptx, seed, ordered_stores=True, **options)
     found, rounding, stray = model.compare_step(reference, ranks)
     return StepDiff(found, rounding, stray + ranks.wrong, ranks.group.results[-1])
 

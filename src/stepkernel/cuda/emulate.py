@@ -19,7 +19,7 @@ class EmulatedDevice:
     """Runs `ptx` on the CPU. Findings of the checker raise `ptxcheck.LaunchError`; `results` keeps every launch.
 
     seed: random interleaving of warps, another one in each launch; None runs a fixed order. grid: if not the spec's.
-    memory: if it is shared with other ranks, whose names begin with `label`.
+    memory: if it is shared with other ranks, whose names begin with `label`. ordered_stores: as for `ptxcheck.launch`.
     """
 
     def __init__(
@@ -33,12 +33,13 @@ class EmulatedDevice:
         grid: int | None = None,
         memory: Memory | None = None,
         label: str = "",
+        ordered_stores: bool = False,
     ) -> None:
         self.ptx, self.spec, self.seed = ptx, spec, seed
         self.grid = spec.grid if grid is None else grid
         self.check_races, self.count, self.instruction_limit = check_races, count, instruction_limit
         self.memory = Memory() if memory is None else memory
-        self._label = label
+        self._label, self._ordered = label, ordered_stores
         self.results: list[Result] = []
 
     def put(self, name: str, values: NDArray[Any], constant: bool = False) -> int:
@@ -72,6 +73,7 @@ class EmulatedDevice:
             arguments,
             self.memory,
             check_races=self.check_races,
+            ordered_stores=self._ordered,
             count=self.count,
             seed=seed,
             instruction_limit=self.instruction_limit,

@@ -20,20 +20,23 @@ def of_exchange(item: ExchangeCase) -> list[Trial]:
 
     * several launches in a fixed order, in random ones, and with ranks that are late, where strong stores must be
       ordered too; results to the bit, mailboxes as they must be left, inputs and guard bytes untouched;
-    * every rank in turn leaves at each record: all others name it, have finished what came before and leave the rest;
+    * every rank in turn leaves at each record, where ranks greet each other and where they do not: all others name it,
+      have finished what came before and leave the rest;
     * every rank in turn has not cleared its slots, at each exchange: nobody writes over them;
     * a failure that is known when an exchange begins and a rank is missing: it ends all waits long before patience
       does, and stays;
     * every rank in turn is in another step, from each exchange on.
     """
-    ranks, leaving, opening = range(item.ranks), ExchangeHarness.leaving(), ExchangeHarness.openings()
+    ranks, opening = range(item.ranks), ExchangeHarness.openings()
     trials: list[Trial] = [
         partial(_several, item, None, STARTS[0], False),
         partial(_several, item, 3, STARTS[1], False),
         *(partial(_several, item, seed, 1, True) for seed in LATE),
     ]
     for rank in ranks:
-        trials += [partial(_without, item, rank, number, last) for number, last in leaving]
+        for greets in (True, False):
+            leaving = ExchangeHarness.leaving(greets)
+            trials += [partial(_without, item, rank, number, last, greets) for number, last in leaving]
         for number, first in opening.items():
             trials += [partial(call, item, rank, number, first) for call in (_uncleared, _known, _another_step)]
     return trials
@@ -53,9 +56,9 @@ def _several(item: ExchangeCase, seed: int | None, start: int, late: bool, ptx: 
     return Run("", instructions)
 
 
-def _without(item: ExchangeCase, rank: int, number: int, last: int, ptx: str, limit: int) -> Run:
+def _without(item: ExchangeCase, rank: int, number: int, last: int, greets: bool, ptx: str, limit: int) -> Run:
     """Rank `rank` leaves before record `last`, so that the others fail in exchange `number`."""
-    harness = ExchangeHarness(item, impatient(ptx))
+    harness = ExchangeHarness(item, impatient(ptx), greets=greets)
     others = _others(item, rank)
     done = harness.run(others if last == 0 else (), lasts={rank: last}, instruction_limit=limit)
     if not _told(harness, rank, others):
@@ -85,16 +88,17 @@ def _uncleared(item: ExchangeCase, rank: int, number: int, first: int, ptx: str,
 
 def _known(item: ExchangeCase, rank: int, number: int, first: int, ptx: str, limit: int) -> Run:
     """Before exchange `number` all learn that the group has failed, and a rank does not come to it."""
-    harness, word = ExchangeHarness(item, ptx), _word(rank)
-    instructions = 0
-    if first:
-        instructions += harness.run(lasts=dict.fromkeys(range(item.ranks), first), instruction_limit=limit).instructions
-    harness.tell(word)
-    others = _others(item, rank)
-    instructions += harness.run(others, first=first, instruction_limit=limit).instructions
-    wrong = harness.wrong_before(number, others) or harness.touched_after(number, others)
-    if wrong or set(harness.failures()) != {word}:
-        return Run("a known failure is lost", instructions)
+    word, others, instructions = _word(rank), _others(item, rank), 0
+    for greets in (True, False):
+        harness = ExchangeHarness(item, ptx, greets=greets)
+        if first:
+            lasts = dict.fromkeys(range(item.ranks), first)
+            instructions += harness.run(lasts=lasts, instruction_limit=limit).instructions
+        harness.tell(word)
+        instructions += harness.run(others, first=first, instruction_limit=limit).instructions
+        wrong = harness.wrong_before(number, others) or harness.touched_after(number, others)
+        if wrong or set(harness.failures()) != {word}:
+            return Run("a known failure is lost", instructions)
     return Run("", instructions)
 
 
