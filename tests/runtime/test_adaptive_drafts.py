@@ -43,6 +43,7 @@ def test_rounds_at_rest_keep_the_context(open_session: Open, monkeypatch: pytest
     lengths.extra = {1: {1: 1e6, 4: 1e6}}
     session.add(prompt, rules=rules)
     found = [event for _ in range(83) for event in session.step()]
+    speculator.settle()
     assert lengths.rounds[0] == len(found) >= 80
     assert len(rounds) > 60
     lengths.extra = {1: dict.fromkeys((1, 4), 0.0)}

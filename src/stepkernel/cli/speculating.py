@@ -65,6 +65,7 @@ def state_memory(session: Any) -> dict[str, int]:
 def as_dict(session: Any) -> dict[str, Any]:
     """What a run's drafts did, for JSON."""
     speculator = session.speculator
+    speculator.settle()
     options = speculator.options
     return {
         "num_speculative_tokens": options.num_speculative_tokens,
@@ -82,6 +83,7 @@ def as_dict(session: Any) -> dict[str, Any]:
 def lines(session: Any) -> list[str]:
     """The same for readers."""
     speculator = session.speculator
+    speculator.settle()
     counts, lengths = speculator.counts, speculator.lengths
     found = []
     if speculator.options.is_synthetic:
