@@ -174,8 +174,9 @@ class _Side:
             events = self.session.step()
             self.seconds += time.perf_counter() - started
             self.tokens += sum(event.token_id is not None for event in events)
-            if speculator is not None:
-                self.rounds.append(speculator.log[-1])
+        if speculator is not None:
+            speculator.settle()
+            self.rounds += list(speculator.log)[-steps:]
 
 
 def _adaptive(load: int, most: int, plain: _Side, adapting: _Side) -> AdaptiveTiming:

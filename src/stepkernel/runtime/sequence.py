@@ -54,7 +54,7 @@ class Event:
     result: Result | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class Sequence:
     """A request in a session. `tokens` holds prompt and output; the first `computed` are in cache and state.
 

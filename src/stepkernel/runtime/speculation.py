@@ -119,7 +119,7 @@ class Speculator:
     log: deque[Round] = field(default_factory=lambda: deque(maxlen=KEPT_ROUNDS))
     _drafters: dict[int, Drafter] = field(init=False)
     _plain_taps: list[NDArray[np.float32]] = field(default_factory=list)
-    _plain_sequences: Items[Sequence] = ()
+    _plain_sequences: list[Sequence] = field(default_factory=list)
     _rest: int = 0
     _rested: list[tuple[int, float]] = field(default_factory=list)
 
@@ -158,7 +158,7 @@ class Speculator:
             if plain:
                 self.lengths.took_context(waiting, time.perf_counter() - started)
 
-    def round(self, sequences: Items[Sequence], verify: Verify) -> list[tuple[list[int], int]]:
+    def round(self, sequences: list[Sequence], verify: Verify) -> list[tuple[list[int], int]]:
         """One round: for each sequence the accepted drafts and the token behind them (NOT_A_NUMBER for a NaN).
 
         The sequences' tokens are left to the caller; what lies in caches and states is advanced by all of them.
@@ -166,7 +166,7 @@ class Speculator:
         started = time.perf_counter()
         self._rest = 0
         self.settle()
-        if self._plain_taps and not _same(sequences, self._plain_sequences):
+        if self._plain_taps and sequences != self._plain_sequences:
             self._take_in_plain(sequences)
         if not self.lengths.keeps_context:
             for sequence in sequences:
@@ -193,9 +193,9 @@ class Speculator:
             self._rest, self._plain_sequences = self.lengths.rest(len(sequences)), sequences
         return judged
 
-    def rests(self, sequences: Items[Sequence]) -> bool:
+    def rests(self, sequences: list[Sequence]) -> bool:
         """Whether the next round is a plain one like the last, of which `rested` needs to know and nothing else."""
-        return self._rest > 0 and self.lengths.held is None and _same(sequences, self._plain_sequences)
+        return self._rest > 0 and self.lengths.held is None and sequences == self._plain_sequences
 
     def rested(self, requests: int, outputs: StepOutputs, seconds: float) -> None:
         """Takes in a plain round that was made without it."""
@@ -204,12 +204,14 @@ class Speculator:
         with_context = self._plain_sequences[0].has_context
         if with_context and outputs.taps is not None:
             self._plain_taps.append(outputs.taps.copy())
-        self.log.append(Round(0, seconds, 0.0, seconds, (0,) * requests))
 
     def settle(self) -> None:
-        """Brings `lengths` up to date. Together, a round at rest takes 2 us for it, each alone behind a step 15."""
+        """Brings `lengths` and `log` up to date. Together, a round at rest takes 2 us for it, each alone behind a step
+        18."""
         for requests, seconds in self._rested:
-            self.lengths.record(requests, 0, seconds, (0,) * requests)
+            accepted = (0,) * requests
+            self.log.append(Round(0, seconds, 0.0, seconds, accepted))
+            self.lengths.record(requests, 0, seconds, accepted)
         self._rested.clear()
 
     def close(self) -> None:
@@ -289,7 +291,7 @@ class Speculator:
         )
         return drafts[: result.count], result.token
 
-    def _advance(self, sequences: Items[Sequence], accepted: Items[int], drafts: int, outputs: StepOutputs) -> None:
+    def _advance(self, sequences: list[Sequence], accepted: Items[int], drafts: int, outputs: StepOutputs) -> None:
         """Counts rows that are certain now, and keeps their taps."""
         for sequence, count in zip(sequences, accepted, strict=True):
             sequence.computed += count + 1
@@ -321,7 +323,3 @@ class Speculator:
         for sequence, rows in zip(before, taps, strict=True):
             if id(sequence) in living:
                 self.take_in(sequence, rows, plain=not drafting)
-
-
-def _same(some: Items[Sequence], others: Items[Sequence]) -> bool:
-    return len(some) == len(others) and all(a is b for a, b in zip(some, others, strict=True))
