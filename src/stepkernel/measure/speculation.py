@@ -11,10 +11,11 @@ import numpy as np
 from stepkernel.runtime.acceptance import Method
 from stepkernel.runtime.caches import RecurrentDtype
 from stepkernel.runtime.engine import KvCacheDtype, RecurrentStates
+from stepkernel.runtime.rounds import Round
 from stepkernel.runtime.sampling import Sampling
 from stepkernel.runtime.sequence import StopRules
 from stepkernel.runtime.session import Session
-from stepkernel.runtime.speculation import Round, SpeculationOptions
+from stepkernel.runtime.speculation import SpeculationOptions
 
 PROTOCOL = (
     "one session per load, all requests of the same length and in step; blocks of rounds with 0 drafts and with each "

@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,7 @@ from stepkernel.runtime.batch import flat_rows, page_tables, verify_inputs
 from stepkernel.runtime.draft_length import DraftLength
 from stepkernel.runtime.engine import RECURRENT_STATES, RecurrentStates
 from stepkernel.runtime.rehearsal import Room, Verify, extra_seconds
+from stepkernel.runtime.rounds import AcceptanceCounts, Round
 from stepkernel.runtime.sampling import RequestError, uniform
 from stepkernel.runtime.sequence import Sequence
 
@@ -54,51 +54,6 @@ class SpeculationOptions:
     @property
     def is_synthetic(self) -> bool:
         return self.method == "synthetic"
-
-
-@dataclass(frozen=True)
-class Round:
-    """One round: drafts per request, its wall time and those of its two calls, accepted drafts of each request."""
-
-    drafts: int
-    seconds: float
-    draft_seconds: float
-    verify_seconds: float
-    accepted: tuple[int, ...]
-
-    @property
-    def tokens(self) -> int:
-        return len(self.accepted) + sum(self.accepted)
-
-
-@dataclass
-class AcceptanceCounts:
-    """How often each position of a block was drafted and accepted, over requests and rounds."""
-
-    drafted: list[int]
-    accepted: list[int]
-    verified: int = 0
-
-    def add(self, drafts: int, count: int) -> None:
-        self.verified += 1
-        for position in range(drafts):
-            self.drafted[position] += 1
-            self.accepted[position] += position < count
-
-    @property
-    def length(self) -> float:
-        """Tokens per verification of a request, the one behind the accepted drafts included."""
-        return 1.0 + sum(self.accepted) / self.verified if self.verified else 1.0
-
-    def as_dict(self) -> dict[str, Any]:
-        rates = [a / d if d else None for a, d in zip(self.accepted, self.drafted, strict=True)]
-        return {
-            "verifications": self.verified,
-            "acceptance_length": self.length,
-            "drafted_by_position": list(self.drafted),
-            "accepted_by_position": list(self.accepted),
-            "acceptance_by_position": rates,
-        }
 
 
 @dataclass
