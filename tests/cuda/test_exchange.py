@@ -86,6 +86,24 @@ def test_scopes_that_do_not_reach_other_ranks_are_races(right: str, wrong: str) 
 
 
 @compiled
+@pytest.mark.parametrize("order", [TELL, "ld.acquire.sys.global.b64"])
+def test_slots_that_are_used_again_need_release_and_acquire(order: str) -> None:
+    """All accesses are strong and every result is right; on a GPU the store that clears a slot may come after the one
+    that posts into it."""
+    ptx = text(TWO)
+    assert order in ptx
+    relaxed = ptx.replace(order, order.replace("release", "relaxed").replace("acquire", "relaxed"))
+    for now, seed in ((ptx, 1), (ptx, 2), (relaxed, 1)):
+        harness = ExchangeHarness(TWO, now, seed, late=True)
+        if now == relaxed:
+            with pytest.raises(LaunchError, match="strong stores of different values, unordered"):
+                harness.run(seed=seed, ordered_stores=True)
+        else:
+            harness.run(seed=seed, ordered_stores=True)
+            assert harness.wrong() + harness.misplaced() == 0
+
+
+@compiled
 def test_a_rank_that_does_not_say_where_it_is_stops_the_others() -> None:
     """Nobody writes over what may not have been read."""
     ptx = impatient(text(TWO))
