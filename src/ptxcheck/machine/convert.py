@@ -61,7 +61,7 @@ def to_integer(x: float, bits: Int, is_signed: Int, mode: Int) -> Any:
 def narrow(x: Any, kind: Int, saturate: Int) -> Any:
     if kind == BF16 and not saturate:
         return bf16_bits(x)
-    return encode(float(x), kind, saturate != 0)
+    return encode(np.float64(x), kind, saturate != 0)
 
 
 @inner
@@ -104,16 +104,16 @@ def convert(op: Int, out: Any, r: Any, a: Int, b: Int, p0: Int, p1: Int, p2: Int
                 out[i] = f64_bits(np.float64(r[a, i] & mask_of(p0)))
     elif op == codes.INT_FROM_F32:
         for i in range(LANES):
-            out[i] = to_integer(float(f32(r[a, i])), p0, p1, p2)
+            out[i] = to_integer(np.float64(f32(r[a, i])), p0, p1, p2)
     elif op == codes.INT_FROM_F64:
         for i in range(LANES):
             out[i] = to_integer(f64(r[a, i]), p0, p1, p2)
     elif op == codes.F32_ROUND:
         for i in range(LANES):
-            out[i] = bits_of(np.float32(rounded(float(f32(r[a, i])), p2)))
+            out[i] = bits_of(np.float32(rounded(np.float64(f32(r[a, i])), p2)))
     elif op == codes.F64_FROM_F32:
         for i in range(LANES):
-            out[i] = f64_bits(float(f32(r[a, i])))
+            out[i] = f64_bits(np.float64(f32(r[a, i])))
     elif op == codes.F32_FROM_F64:
         for i in range(LANES):
             out[i] = bits_of(np.float32(f64(r[a, i])))

@@ -34,14 +34,15 @@ def bits_of(x: Any) -> Any:
 def directed_fma(a: Any, b: Any, c: Any, rounding: Int) -> Any:
     """a b + c rounded once: 1 towards zero, 2 down, 3 up. The product is exact in float64, the sum's error known."""
     apart()
-    product, addend = float(a) * float(b), float(c)
+    # Compiled, `float` of a float32 is one.
+    product, addend = np.float64(a) * np.float64(b), np.float64(c)
     total = product + addend
     back = total - product
     error = (product - (total - back)) + (addend - back)
     nearest = np.float32(total)
     if not abs(total) < 1e300:  # infinity or NaN
         return nearest
-    difference = (float(nearest) - total) - error  # nearest minus the exact value
+    difference = (np.float64(nearest) - total) - error  # nearest minus the exact value
     if difference > 0 and (rounding == 2 or (rounding == 1 and nearest > 0)):
         return np.nextafter(nearest, np.float32(-np.inf))
     if difference < 0 and (rounding == 3 or (rounding == 1 and nearest < 0)):

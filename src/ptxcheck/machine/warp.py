@@ -156,7 +156,7 @@ def matrix_multiply(m: Any, pc: Int, warp: Int) -> None:
         group, thread = lane >> 2, lane & 3
         for k in range(4):
             row, column = group + 8 * (k >> 1), 2 * thread + (k & 1)
-            total = float(f32(r[at.operands(m)[o + 10 + k], lane]))
+            total = np.float64(f32(r[at.operands(m)[o + 10 + k], lane]))
             for q in range(16):
                 total += a[row, q] * b[q, column]
             result[k, lane] = bits_of(np.float32(total))
