@@ -95,7 +95,7 @@ def test_a_draft_beyond_the_budget_is_never_tried_and_says_so() -> None:
     lengths, speed_ups, chosen = run(Machine(slope=5.0, drafting=9.0, rate=0.9), 200, 1)
     assert not any(chosen)
     assert min(speed_ups) > 0.99
-    assert "drafting has not begun, because a trial may cost 2% of the time so far: at best, with" in lengths.reason
+    assert "drafting has not begun, because a trial may cost 1.5% of the time so far: at best, with" in lengths.reason
 
 
 @pytest.mark.parametrize("context", [0.015, 0.05])

@@ -175,6 +175,7 @@ def test_an_adapting_number_of_drafts(engines: Engines, plain: list[list[int]]) 
     engine = drafting(engines, 5, fixed=False)
     (rehearsed,) = engine.each(lambda model: {n: sorted(found) for n, found in model.drafting.lengths.extra.items()})
     assert rehearsed == {n: [1, 5] for n in (1, 2, 4, 8)}
+    engine.each(lambda model: set_costs(model.drafting, context=0.0))  # the machine's pace decides nothing here
     assert engine.tokens(TEXTS[:4], greedy(TOKENS)) == plain[:4]
     assert [engine.tokens([text], greedy(TOKENS))[0] for text in TEXTS] == plain
     (rounds,) = engine.each(lambda model: list(model.drafting.lengths.rounds))

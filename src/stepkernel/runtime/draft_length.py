@@ -16,8 +16,8 @@ FORGETTING = 0.99  # per round without drafts: another text may be easier
 OUTLIER = 2.0  # times what such a round takes, or is expected to take: longer ones are charged as this long
 UNTIMED = 1.5  # times what was rehearsed: what a first round with so many drafts may take more than a plain one
 MARGIN = 1.02  # speculation must be expected to be this much faster than plain decode
-BUDGET = 0.02  # of all time so far: what drafting in vain, and keeping a draft's context, may cost
-LOOK = 8  # plain rounds between two looks at whether to draft
+BUDGET = 0.015  # of all time so far: what drafting in vain, and keeping a draft's context, may cost
+FIRST_LOOK, LOOK = 8, 32  # plain rounds between two looks at whether to draft: before the first trial, and later
 REFRESH = 64  # rounds with drafts after which plain decode is timed again: no slow moment excuses drafts for ever
 CREDIT = 4.0  # plain steps: gains that may pay for later losses, because a good draft is unlucky now and then
 FIRST_WAIT, LONGEST_WAIT = 32, 1024  # plain rounds between two trials of speculation that does not pay
@@ -37,6 +37,10 @@ class _Load:
     wait: int = 0
     rests: bool = False
     costs: list[float] = field(default_factory=list)
+
+    @property
+    def look(self) -> int:
+        return LOOK if self.wait else FIRST_LOOK
 
     def add(self, drafts: int, seconds: float, most: int) -> None:
         """A round that was timed. `costs` become seconds of a round with 0 .. `most` drafts, on the line through its
@@ -76,7 +80,7 @@ class DraftLength:
     behind accepted ones, and takes a time measured for this k and this number of requests. The k with the most tokens
     per second is taken; none, if that is not faster than plain decode. All trials are paid from an account: what rounds
     with drafts took longer than plain decode of the same tokens would have, and what plain rounds took to keep the
-    draft's context. A round that could take it beyond 2 % of all time so far, if every draft were rejected, is not
+    draft's context. A round that could take it beyond 1.5 % of all time so far, if every draft were rejected, is not
     run; so trials begin with few drafts, and with what they gain come longer ones. `keeps_context` says when even the
     context costs too much: requests that begin then, or are decoded, get none, and so no drafts.
 
@@ -112,7 +116,7 @@ class DraftLength:
         load = self._load(requests)
         if len(load.times.get(0, ())) < FIRST_SAMPLES or load.since_plain >= REFRESH:
             return 0
-        if load.rests and load.plain_rounds % LOOK:
+        if load.rests and load.plain_rounds % load.look:
             return 0
         plain, limit = load.costs[0], BUDGET * self._total - self._account
         tokens = self.expected_tokens()
@@ -133,7 +137,7 @@ class DraftLength:
     def rest(self, requests: int) -> int:
         """How many more rounds of so many requests are plain before `choose` looks again."""
         load = self._load(requests)
-        return -load.plain_rounds % LOOK if load.rests else 0
+        return -load.plain_rounds % load.look if load.rests else 0
 
     @property
     def reason(self) -> str:
@@ -144,7 +148,7 @@ class DraftLength:
         what = (
             f"stopped {self.stopped} times because plain decode was faster"
             if self.stopped
-            else f"has not begun, because a trial may cost {BUDGET:.0%} of the time so far"
+            else f"has not begun, because a trial may cost {BUDGET:.1%} of the time so far"
         )
         return (
             f"drafting {what}: at best, with {drafts} drafts, a round takes {cost:.2f} plain steps and is expected to "

@@ -24,7 +24,7 @@ from stepkernel.runtime.sampling import RequestError, uniform
 from stepkernel.runtime.sequence import Sequence
 
 KEPT_ROUNDS = 10_000
-KEPT_PLAIN = 8  # plain rounds whose rows are handed out together: one by one they take 1 % of a step of tiny-k3
+KEPT_PLAIN = CONTEXT_ROWS  # plain rounds whose rows are handed out together, one call for each request
 _NO_DRAFTS = np.zeros((MAX_ROWS, 0), np.int32)
 MakeDrafter = Callable[[int], Drafter]
 
