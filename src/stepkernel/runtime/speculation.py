@@ -145,7 +145,8 @@ class Speculator:
         self.lengths.record(len(sequences), drafts, taken, accepted)
         alike = all(s.sampling.is_greedy and s.has_context == with_context for s in sequences)
         if not drafts and not recovers and alike:
-            self._rest, self._plain_sequences = self.lengths.rest(len(sequences)), sequences
+            self._plain_sequences = sequences
+            self._rest = self.lengths.rest(len(sequences)) if with_context else KEPT_PLAIN
         return judged
 
     def rests(self, sequences: list[Sequence]) -> bool:
