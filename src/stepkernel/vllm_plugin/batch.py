@@ -1,10 +1,13 @@
 """What a step holds, in the terms of the layers: vLLM's metadata reduced once per group of layers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
+
+from stepkernel.program.routing import StepFacts
 
 
 @dataclass(frozen=True)
@@ -75,3 +78,30 @@ class PageBatch:
             pages=self.pages[list(requests)],
             slots=self.slots[torch.tensor([self.starts[r] + token for r in requests])],
         )
+
+
+def step_facts(
+    pages: PageBatch,
+    states: StateBatch | None,
+    prepared: int,
+    queries: Iterable[int] = (1,),
+    batch_invariant: bool = False,
+) -> StepFacts:
+    """What the router needs to know of a step.
+
+    prepared  requests that the specialised path takes, 0 if there is none; `queries`: tokens of each
+    """
+    sizes = [last - first for first, last in pairwise(pages.starts)]
+    verifies = [False] * len(sizes) if states is None else states.verifies
+    uniform = len(set(sizes)) == 1
+    return StepFacts(
+        backend="latency_specialized" if prepared else "standard",
+        requests=pages.requests,
+        rows=pages.rows,
+        queries=sizes[0] if uniform else 0,
+        has_prefill=any(size > 1 and not v for size, v in zip(sizes, verifies, strict=True)),
+        uniform=uniform,
+        prepared_requests=prepared,
+        prepared_queries=frozenset(queries),
+        batch_invariant=batch_invariant,
+    )

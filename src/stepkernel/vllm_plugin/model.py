@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterable
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +19,9 @@ from stepkernel.model.weights import Weights
 from stepkernel.program.builder import build_program
 from stepkernel.program.context import context_shard
 from stepkernel.program.program import MAX_ROWS
-from stepkernel.program.routing import Reason, StepFacts, route
+from stepkernel.program.routing import Reason, route
 from stepkernel.runtime.drafting import Draft
-from stepkernel.vllm_plugin.batch import PageBatch, StateBatch
+from stepkernel.vllm_plugin.batch import step_facts
 from stepkernel.vllm_plugin.compatibility import tame_llvmlite
 from stepkernel.vllm_plugin.counters import StepCounters
 from stepkernel.vllm_plugin.layers import Dtypes, KdaLayer, MlaLayer, Shapes, state_shapes
@@ -266,33 +265,6 @@ class KimiForCausalLM(nn.Module, HasInnerState, IsHybrid):
     @classmethod
     def get_mamba_state_copy_func(cls) -> Any:
         return MambaStateCopyFuncCalculator.kda_state_copy_func()
-
-
-def step_facts(
-    pages: PageBatch,
-    states: StateBatch | None,
-    prepared: int,
-    queries: Iterable[int] = (1,),
-    batch_invariant: bool = False,
-) -> StepFacts:
-    """What the router needs to know of a step.
-
-    prepared  requests that the specialised path takes, 0 if there is none; `queries`: tokens of each
-    """
-    sizes = [last - first for first, last in pairwise(pages.starts)]
-    verifies = [False] * len(sizes) if states is None else states.verifies
-    uniform = len(set(sizes)) == 1
-    return StepFacts(
-        backend="latency_specialized" if prepared else "standard",
-        requests=pages.requests,
-        rows=pages.rows,
-        queries=sizes[0] if uniform else 0,
-        has_prefill=any(size > 1 and not v for size, v in zip(sizes, verifies, strict=True)),
-        uniform=uniform,
-        prepared_requests=prepared,
-        prepared_queries=frozenset(queries),
-        batch_invariant=batch_invariant,
-    )
 
 
 def open_draft(options: Options, target: ModelConfig, drafts: int) -> Draft | None:
