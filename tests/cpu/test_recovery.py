@@ -67,6 +67,48 @@ def test_all_drafts_rejected_for_a_hundred_steps(k3: CpuModel) -> None:
         records.accept(request, 1)
 
 
+@pytest.mark.parametrize("states", ["float32", "bf16"])
+def test_steps_that_settle_go_on_as_plain_ones(model: CpuModel, states: Mode) -> None:
+    """Behind verifications they take in what was accepted and their own tokens; whatever follows, bits are those of
+    plain decode, and records are neither read nor written."""
+    plain, records = model.engine(batch=2, states=states), model.engine(batch=2, states=states, records=True)
+    twins, requests = [plain.admit() for _ in range(2)], [records.admit() for _ in range(2)]
+    for i in range(2):
+        plain.prefill(twins[i], TEXT[: START + i])
+        records.prefill(requests[i], TEXT[: START + i])
+        requests[i].accepted = 0
+
+    def certain(n: int) -> list[list[int]]:
+        return [TEXT[twin.length : twin.length + n] for twin in twins]
+
+    for kept, settled, later in (((2, 1), 1, 0), ((3, 4), 1, 3), ((1, 2), 2, 2), ((0, 0), 1, 1)):
+        if any(kept):
+            rows = [row[:n] + WRONG[: 4 - n] for row, n in zip(certain(4), kept, strict=True)]
+            verify(records, requests, rows)
+            for i, n in enumerate(kept):
+                for token in certain(n)[i]:
+                    plain.decode([twins[i]], [token])
+                records.accept(requests[i], n)
+        rows = certain(settled)
+        inputs = replace(records.inputs(requests, rows), recovers=True, settles=True)
+        found = records.executor(8).run(inputs).logits.reshape(2, settled, -1).copy()
+        for i in range(settled):
+            np.testing.assert_array_equal(found[:, i], plain.decode(twins, [row[i] for row in rows]))
+        for request in requests:
+            records.accept(request, settled)
+        for kept_rows in records.caches.records:
+            kept_rows[...] = np.nan
+        for _ in range(later):
+            for request in requests:
+                request.accepted = 1  # a plain step has no records
+            tokens = [row[0] for row in certain(1)]
+            np.testing.assert_array_equal(records.decode(requests, tokens), plain.decode(twins, tokens))
+        for twin, request in zip(twins, requests, strict=True):
+            folded = np.stack([state[request.slots[0]] for state in records.caches.recurrent])
+            np.testing.assert_array_equal(folded, plain.states(twin))
+            request.accepted = 0
+
+
 def test_nan_in_one_record_stays_there(k3: CpuModel) -> None:
     records = k3.engine(batch=2, records=True)
     requests = [records.admit() for _ in range(2)]
@@ -144,6 +186,7 @@ def test_refusals(k3: CpuModel) -> None:
     request = records.admit(2)
     inputs = replace(records.inputs([request], [[1, 2]]), recovers=True)
     for change, message in (
+        ({"recovers": False, "settles": True}, "settles: goes with recovers, which is off"),
         ({"accepted": np.array([9], np.int32)}, r"expected 1 values in 0\.\.8"),
         ({"state_slots": np.array([request.slots], np.int32)}, "2 state slots for each request"),
     ):

@@ -50,3 +50,25 @@ def test_every_accepted_count_equals_slots(model: Any, narrow: bool) -> None:
         records.executor.run(replace(records.inputs([request], [[5]]), recovers=True))
         folded = np.stack([state[request.slots[0]] for state in records.caches.recurrent])
         np.testing.assert_array_equal(folded, slots.states(twin))
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_a_step_that_settles_goes_on_as_a_plain_one(model: Any, narrow: bool) -> None:
+    """It takes in what was accepted before it and its own token; from then on steps are plain and records unread."""
+    slots, records = changed(model, narrow, False, 8), changed(model, narrow, True)
+    twin, request = slots.admit(8), records.admit()
+    slots.prefill(twin, TEXT[:START])
+    records.prefill(request, TEXT[:START])
+    request.accepted = 0
+    rows = [[*TEXT[START : START + 2], *WRONG[:2]], [7], [8]]
+    ways = [{"recovers": True}, {"recovers": True, "settles": True}, {}]
+    for row, kept, way in zip(rows, (2, 1, 1), ways, strict=True):
+        wanted = slots.executor.run(slots.inputs([twin], [row], columns=8)).logits[: len(row)].copy()
+        found = records.executor.run(replace(records.inputs([request], [row]), **way)).logits[: len(row)]
+        np.testing.assert_array_equal(found, wanted)
+        slots.accept(twin, kept)
+        records.accept(request, kept)
+        if len(row) == 1:
+            np.testing.assert_array_equal(records.states(request), slots.states(twin))
+            for rest in records.caches.records:
+                rest[...] = np.nan

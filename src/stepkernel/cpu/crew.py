@@ -14,6 +14,18 @@ from stepkernel.cpu.arena import LINE, address
 MAX_THREADS = 64
 
 
+class Prepared:
+    """A table of records and its scratch, uint8 [at least as many as run it, bytes of each thread].
+
+    Their addresses are asked for once: behind a step NumPy takes 5 us for each.
+    """
+
+    def __init__(self, table: NDArray[np.int64], scratch: NDArray[np.uint8]) -> None:
+        self._alive = (table, scratch)
+        self.at, self.scratch_at = address(table), address(scratch)
+        self.scratch_bytes = scratch.strides[0]
+
+
 class Crew:
     """A team of threads (team.py) and the calls that enter it.
 
@@ -33,6 +45,7 @@ class Crew:
         raw = np.zeros(team.CONTROL_BYTES + LINE, np.uint8)
         start = -address(raw) % LINE
         self._control = raw[start : start + team.CONTROL_BYTES].view(np.int32)
+        self._at = address(self._control)
         interpreter.enter.prepare_apart()
         workers = [
             threading.Thread(target=_work, args=(self._control, i), daemon=True, name=f"stepkernel-{i}")
@@ -42,17 +55,14 @@ class Crew:
             worker.start()
         self._stop = weakref.finalize(self, _stop, self._control, workers)
 
-    def call(self, table: int, block: int, scratch: NDArray[np.uint8], threads: int) -> int:
-        """Runs the step that `block` describes, and those chained to it; returns nanoseconds.
-
-        table, block: addresses the caller keeps alive. scratch: uint8 [at least `threads`, bytes of each].
-        """
+    def call(self, prepared: Prepared, block: int, threads: int) -> int:
+        """Runs the step that `block` (an address) describes, and those chained to it; returns nanoseconds."""
         if not self._stop.alive:
             raise ValueError("the executor is closed")
         if os.getpid() != self._process:
             raise ValueError("this process was forked from the executor's and has none of its threads; fork first")
         start = time.perf_counter_ns()
-        interpreter.enter(table, block, address(self._control), threads, 0, address(scratch), scratch.strides[0])
+        interpreter.enter(prepared.at, block, self._at, threads, 0, prepared.scratch_at, prepared.scratch_bytes)
         return time.perf_counter_ns() - start
 
     def close(self) -> None:

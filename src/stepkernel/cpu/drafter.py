@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from stepkernel.cpu import step
 from stepkernel.cpu.adaptive import TeamSize
-from stepkernel.cpu.arena import Arena, address
-from stepkernel.cpu.crew import Crew
-from stepkernel.cpu.executor import Activations
+from stepkernel.cpu.arena import Arena
+from stepkernel.cpu.block import Activations, StepBlock
+from stepkernel.cpu.crew import Crew, Prepared
 from stepkernel.cpu.layout import lay_out
 from stepkernel.cpu.stages import exchange
 from stepkernel.cpu.table import fill_table, records, thread_scratch
@@ -48,12 +48,13 @@ class CpuDrafter:
         parts = (self._context, self._block)
         staged = [found for part in parts for found in records(part.program, weights, part.layout, caches, ())]
         waits = [wait for part in parts for wait in exchange.waits(part.program.stages, float_buffers(part.program))]
-        self._table, ranges = fill_table(staged, waits, arena)
-        self._scratch = thread_scratch(staged, crew.threads, arena)
+        table, ranges = fill_table(staged, waits, arena)
+        self._prepared = Prepared(table, thread_scratch(staged, crew.threads, arena))
         at = 0
         for part in parts:
             last = at + len(part.program.stages)
-            part.words[step.FIRST // 8], part.words[step.LAST // 8] = ranges[at][0], ranges[last - 1][1]
+            part.block.set(step.FIRST, ranges[at][0])
+            part.block.set(step.LAST, ranges[last - 1][1])
             at = last
         self.team_size = TeamSize(crew.threads)
 
@@ -71,14 +72,11 @@ class CpuDrafter:
         self._check(block.positions, self.programs.drafts)
         part = self._block
         part.fill(block.step_inputs(self.programs), block.row_positions(self.programs.drafts))
-        choices = (
-            np.ascontiguousarray(block.temperatures, np.float32),
-            np.ascontiguousarray(block.uniforms, np.float32),
-        )
-        part.words[step.TEMPERATURES // 8], part.words[step.UNIFORMS // 8] = (address(array) for array in choices)
+        part.block.put(step.TEMPERATURES, block.temperatures)
+        part.block.put(step.UNIFORMS, block.uniforms)
         first = part
         if context is not None and context.rows:
-            first = self._fill(context, address(part.words))
+            first = self._fill(context, part.block.address)
         threads = self.team_size.choose((block.requests, first is part))
         self.team_size.record(threads, self._call(first, threads))
         return read_outputs(self.buffers, block.requests, self.programs.drafts)
@@ -102,7 +100,7 @@ class CpuDrafter:
             StepInputs(1, zeros, zeros, zeros[:, None], context.slot_mapping, zeros[:, None], zeros + 1),
             context.positions,
         )
-        part.words[step.NEXT // 8] = following
+        part.block.set(step.NEXT, following)
         return part
 
     def _check(self, positions: NDArray[np.int32], rows: int) -> None:
@@ -110,7 +108,7 @@ class CpuDrafter:
             raise ValueError(f"positions: up to {positions.max() + rows - 1}, prepared for {self._positions}")
 
     def _call(self, part: "_Part", threads: int) -> int:
-        return self.crew.call(address(self._table), address(part.words), self._scratch, threads)
+        return self.crew.call(self._prepared, part.block.address, threads)
 
 
 class _Part:
@@ -121,28 +119,8 @@ class _Part:
             raise ValueError(f"program of {program.rows} rows: a step takes up to {step.MAX_ROWS}")
         self.program = program
         self.layout = lay_out(program, arena)
-        self.words = arena.array((step.STEP_WORDS,), np.int64)
-        self.words[step.ROUNDS // 8] = int(activations == "bf16")
-        self.words[step.PAGE_TOKENS // 8] = caches.page_tokens
-        self._arrays: tuple[NDArray[Any], ...] = ()
+        self.block = StepBlock(caches, activations, arena)
 
     def fill(self, inputs: StepInputs, positions: NDArray[np.int32]) -> None:
-        """Points the words at what a step reads; the arrays stay alive until the next step."""
-        tokens, lengths, pages, mapping, places = self._arrays = (
-            np.ascontiguousarray(inputs.token_ids, np.int32),
-            np.ascontiguousarray(inputs.lengths, np.int32),
-            np.ascontiguousarray(inputs.page_table, np.int32),
-            np.ascontiguousarray(inputs.slot_mapping, np.int64),
-            np.ascontiguousarray(positions, np.int32),
-        )
-        words = self.words
-        words[step.ROWS // 8], words[step.REQUESTS // 8] = inputs.rows, inputs.requests
-        words[step.QUERIES // 8], words[step.PAGE_COLUMNS // 8] = inputs.queries, pages.shape[1]
-        for place, array in (
-            (step.TOKENS, tokens),
-            (step.LENGTHS, lengths),
-            (step.PAGES, pages),
-            (step.SLOT_MAPPING, mapping),
-            (step.POSITIONS, places),
-        ):
-            words[place // 8] = address(array)
+        self.block.fill(inputs)
+        self.block.put(step.POSITIONS, positions)

@@ -3,7 +3,7 @@
 import zlib
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from stepkernel.cpu import step
 from stepkernel.cpu.adaptive import TeamSize
 from stepkernel.cpu.arena import Arena, address
-from stepkernel.cpu.crew import Crew
+from stepkernel.cpu.block import Activations, StepBlock
+from stepkernel.cpu.crew import Crew, Prepared
 from stepkernel.cpu.layout import lay_out
 from stepkernel.cpu.mailbox import Mailbox
 from stepkernel.cpu.stages import exchange
@@ -19,8 +20,6 @@ from stepkernel.cpu.table import fill_table, records, thread_scratch
 from stepkernel.cpu.weights import CpuWeights, float_buffers
 from stepkernel.program.inputs import Caches, StepInputs, StepOutputs
 from stepkernel.program.program import TAPS, Program
-
-Activations = Literal["bf16", "float32"]
 
 
 class CpuExecutor:
@@ -69,10 +68,8 @@ class CpuExecutor:
         self._exchanges = np.concatenate(([0], np.cumsum(exchanges))).tolist()
         self._names = [stage.name for stage in program.stages]
         self._digest = zlib.crc32(repr((program.config, program.requests, program.queries, activations)).encode())
-        self._table, self._ranges = fill_table(staged, waits, arena)
-        self._block = arena.array((step.STEP_WORDS,), np.int64)
-        self._block[step.ROUNDS // 8] = int(activations == "bf16")
-        self._block[step.PAGE_TOKENS // 8] = caches.page_tokens
+        table, self._ranges = fill_table(staged, waits, arena)
+        self._block = StepBlock(caches, activations, arena)
         # A step addresses all of this by number.
         self._alive = (arena, weights, mailbox)
         self._mailbox = mailbox
@@ -81,7 +78,7 @@ class CpuExecutor:
         self.crew = Crew(threads) if crew is None else crew
         self.threads = self.crew.threads
         self.team_size = TeamSize(self.threads)
-        self._scratch = thread_scratch(staged, self.threads, arena)
+        self._prepared = Prepared(table, thread_scratch(staged, self.threads, arena))
         self._closed = False
 
     @property
@@ -115,35 +112,18 @@ class CpuExecutor:
             raise ValueError("token_ids: no rows, expected at least one")
         inputs.check(self.program, self.caches, fewer_queries=True)
         _check_slots(inputs, self._groups)
-        arrays = (
-            np.ascontiguousarray(inputs.token_ids, np.int32),
-            np.ascontiguousarray(inputs.lengths, np.int32),
-            np.ascontiguousarray(inputs.page_table, np.int32),
-            np.ascontiguousarray(inputs.slot_mapping, np.int64),
-            np.ascontiguousarray(inputs.state_slots, np.int32),
-            np.ascontiguousarray(inputs.accepted, np.int32),
-        )
-        tokens, lengths, pages, mapping, slots, accepted = (address(array) for array in arrays)
         block = self._block
-        block[: step.ROUNDS // 8] = (
-            inputs.rows,
-            inputs.requests,
-            inputs.queries,
-            tokens,
-            lengths,
-            pages,
-            arrays[2].shape[1],
-            mapping,
-            slots,
-            arrays[4].shape[-1],
-            accepted,
-        )
-        block[step.RECOVERS // 8] = int(inputs.recovers)
-        block[step.FIRST // 8], block[step.LAST // 8] = self._ranges[first][0], self._ranges[last - 1][1]
+        block.fill(inputs)
+        block.put(step.STATE_SLOTS, inputs.state_slots)
+        block.put(step.ACCEPTED, inputs.accepted)
+        block.set(step.STATE_COLUMNS, inputs.state_slots.shape[-1])
+        block.set(step.RECOVERS, int(inputs.recovers) + int(inputs.settles))
+        block.set(step.FIRST, self._ranges[first][0])
+        block.set(step.LAST, self._ranges[last - 1][1])
         mailbox = self._mailbox
         if mailbox is not None:
             mailbox.begin(self._exchanges[first], self._facts(first, last, inputs), self._names)
-        taken = self.crew.call(address(self._table), address(block), self._scratch, threads)
+        taken = self.crew.call(self._prepared, block.address, threads)
         if mailbox is not None:
             mailbox.end(self._exchanges[last] - self._exchanges[first])
         return taken

@@ -9,7 +9,7 @@ PAGE_TOKENS = 96
 FIRST, LAST = 104, 112  # records to run
 NEXT = 120  # address of the block of a step that follows in the same call, or 0
 POSITIONS, TEMPERATURES, UNIFORMS = 128, 136, 144  # a draft's rows and choices
-RECOVERS = 152  # 1: states stay as they are, what changes them goes to records (spec 5.6)
+RECOVERS = 152  # 1: states stay as they are, what changes them goes to records (spec 5.6); 2: the step settles them
 STEP_WORDS = 20
 
 RECORD_WORDS = 32

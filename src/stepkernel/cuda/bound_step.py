@@ -96,6 +96,8 @@ class BoundStep:
         """The step's inputs to the device; requests that the step does not have become padding."""
         program = self.program
         inputs.check(program, self.map.shapes)
+        if inputs.settles:
+            raise ValueError("step that settles states recovered from records: these kernels record every step")
         if inputs.recovers != self.plan.geometry.recovers:
             ways = ["a state for each token", "states recovered from records"]
             found, planned = ways[inputs.recovers], ways[not inputs.recovers]

@@ -62,10 +62,12 @@ def kda_core(stage: KdaCore, step: Step) -> None:
     state = step.caches.recurrent[stage.index]
     mixed = np.zeros(shape, np.float32)
     for r in slots.live:
+        slot = slots.window[r]
         if inputs.recovers:
-            slot, count = slots.window[r], int(inputs.accepted[r])
             records = step.caches.records[stage.index][slot]
-            mixed[r] = _recover(state, slot, records, count, q[r], k[r], v[r], np.exp(log_decay[r]), beta[r])
+            _fold_in(state, slot, records[: inputs.accepted[r]])
+        if inputs.recovers and not inputs.settles:
+            mixed[r] = _record(state, slot, records, q[r], k[r], v[r], np.exp(log_decay[r]), beta[r])
         else:
             mixed[r] = _recur(state, slots, r, q[r], k[r], v[r], log_decay[r], beta[r])
     gate = sigmoid(step.read(stage.gate)).reshape(shape)
@@ -95,7 +97,8 @@ def _convolve(stage: KdaCore, step: Step, slots: Slots) -> Floats:
     mixed = filters[0] * taps[:, : inputs.queries]
     for tap in range(1, width):
         mixed += filters[tap] * taps[:, tap : tap + inputs.queries]
-    kept = taps[:, 1:] if slots.target.shape[1] > 1 or inputs.recovers else taps[:, -history:]
+    every = slots.target.shape[1] > 1 or (inputs.recovers and not inputs.settles)
+    kept = taps[:, 1:] if every else taps[:, -history:]
     window[slots.window[slots.live], : kept.shape[1]] = kept[slots.live].astype(window.dtype)
     parts = silu(mixed).reshape(inputs.requests, inputs.queries, 3, stage.heads, stage.head_dim)
     return np.moveaxis(parts, 2, 0)
@@ -111,24 +114,21 @@ def _log_decay(stage: KdaCore, step: Step) -> Floats:
     return np.float32(stage.gate_lower_bound) * sigmoid(rate * z)
 
 
-def _recover(
-    state: States,
-    slot: np.int64,
-    records: Floats,
-    count: int,
-    q: Floats,
-    k: Floats,
-    v: Floats,
-    decay: Floats,
-    beta: Floats,
-) -> Floats:
-    """Folds the first `count` recorded rows into one request's state, then runs its queries on a copy and records them
-    (spec 5.6). records [rows, heads, 3, d]: correction, key, decay."""
+def _fold_in(state: States, slot: np.int64, records: Floats) -> None:
+    """Does to one request's state what recorded rows did (spec 5.6). records [rows, heads, 3, d]: correction, key,
+    decay."""
     current = state[slot].astype(np.float32)
-    for correction, key, factor in records[:count].transpose(0, 2, 1, 3):
+    for correction, key, factor in records.transpose(0, 2, 1, 3):
         fold(current, correction, key, factor)
         current = _stored(current, state)
     state[slot] = current
+
+
+def _record(
+    state: States, slot: np.int64, records: Floats, q: Floats, k: Floats, v: Floats, decay: Floats, beta: Floats
+) -> Floats:
+    """Runs one request's queries on a copy of its state and records them (spec 5.6)."""
+    current = state[slot].astype(np.float32)
     out = np.empty((len(q), *v.shape[1:]), np.float32)
     for t in range(len(q)):
         out[t], correction = corrected_step(current, q[t], k[t], v[t], decay[t], beta[t])

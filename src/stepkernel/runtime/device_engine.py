@@ -54,7 +54,7 @@ class DeviceEngine(Engine):
 
     def decode(self, inputs: StepInputs, logits: bool = True) -> StepOutputs:
         started = time.perf_counter()
-        taken = self._route(inputs)
+        taken = self._route(inputs.requests, inputs.rows, inputs.queries)
         outputs = self._decoder.run(inputs, logits)
         self._count(taken, inputs, started)
         return outputs

@@ -42,14 +42,14 @@ class _Load:
     def look(self) -> int:
         return LOOK if self.wait else FIRST_LOOK
 
-    def add(self, drafts: int, seconds: float, most: int) -> None:
-        """A round that was timed. `costs` become seconds of a round with 0 .. `most` drafts, on the line through its
+    def add(self, drafts: int, seconds: Sequence[float], most: int) -> None:
+        """Rounds that were timed. `costs` become seconds of a round with 0 .. `most` drafts, on the line through its
         neighbours where nothing is known, and stay empty until a plain round was timed.
 
         Without drafts the shortest counts: other programs only make rounds longer, and a moment in which plain decode
         was slow must not speak for drafts.
         """
-        self.times.setdefault(drafts, deque(maxlen=KEPT)).append(seconds)
+        self.times.setdefault(drafts, deque(maxlen=KEPT)).extend(seconds)
         if 0 not in self.times:
             return
         plain = min(self.times[0])
@@ -157,24 +157,38 @@ class DraftLength:
 
     def record(self, requests: int, drafts: int, seconds: float, accepted: Sequence[int]) -> None:
         """Takes a round into account: its time, and the accepted drafts of each request."""
-        self.rounds[drafts] += 1
-        self._total += seconds
+        if not drafts:
+            self.record_plain(requests, (seconds,))
+            return
         load = self._load(requests)
-        if drafts:
-            self._drafted(load, drafts, seconds, accepted)
-        else:
-            load.plain_rounds += 1
-            load.since_plain = 0
-            self._plain_rounds += 1
-        load.add(drafts, seconds, self.most)
-        if self.adaptive and self.held is None:
-            share = self._account / self._total
-            self.keeps_context = share <= BUDGET and (self.keeps_context or share <= BUDGET / 2)
+        self._drafted(load, drafts, seconds, accepted)
+        self._timed(load, drafts, (seconds,))
+
+    def record_plain(self, requests: int, seconds: Sequence[float]) -> None:
+        """Takes rounds without drafts into account."""
+        load = self._load(requests)
+        load.plain_rounds += len(seconds)
+        load.since_plain = 0
+        self._plain_rounds += len(seconds)
+        self._timed(load, 0, seconds)
 
     def took_context(self, rows: int, seconds: float) -> None:
-        """Charges context that was taken in beside plain rounds; what a neighbour made long, as it usually is."""
+        """Charges what plain rounds of so many rows took for the draft, its context and bookkeeping; what a neighbour
+        made long, as it usually is."""
         self._row_times.append(seconds / rows)
         self._account += rows * median(self._row_times)
+
+    def _timed(self, load: _Load, drafts: int, seconds: Sequence[float]) -> None:
+        self.rounds[drafts] += len(seconds)
+        self._total += sum(seconds)
+        load.add(drafts, seconds, self.most)
+        if not self.adaptive or self.held is not None:
+            return
+        share = self._account / self._total
+        keeps = share <= BUDGET and (self.keeps_context or share <= BUDGET / 2)
+        if keeps != self.keeps_context:
+            self.keeps_context = keeps
+            self._row_times.clear()  # with context a row takes another time than without
 
     def _drafted(self, load: _Load, drafts: int, seconds: float, accepted: Sequence[int]) -> None:
         if load.plain_rounds >= load.wait:

@@ -141,6 +141,7 @@ class Engine:
         self.times: deque[StepTime] = deque(maxlen=KEPT_TIMES)
         self._config, self._weights, self._caches = config, weights, caches
         self._specialised = specialised
+        self._routes: dict[tuple[int, int, int], Route] = {}
 
     @cached_property
     def standard(self) -> ReferenceExecutor:
@@ -160,7 +161,7 @@ class Engine:
     def decode(self, inputs: StepInputs, logits: bool = True) -> StepOutputs:
         """A step of one token per request, or of one and its drafts. logits: whether they will be looked at; the tokens
         are always there."""
-        taken = self._route(inputs)
+        taken = self._route(inputs.requests, inputs.rows, inputs.queries)
         started = time.perf_counter()
         outputs = self._run(taken, inputs)
         self._count(taken, inputs, started)
@@ -168,7 +169,7 @@ class Engine:
 
     def rehearse(self, inputs: StepInputs) -> StepOutputs:
         """`decode` of a step that belongs to no request, so it is not counted."""
-        return self._run(self._route(inputs), inputs)
+        return self._run(self._route(inputs.requests, inputs.rows, inputs.queries), inputs)
 
     def clear_slot(self, slot: int) -> None:
         """The state of a sequence that has not begun."""
@@ -179,18 +180,21 @@ class Engine:
             return self._specialised.run(inputs)
         return self.standard.run(inputs)
 
-    def _route(self, inputs: StepInputs) -> Route:
-        facts = StepFacts(
-            backend=self.options.backend,
-            requests=inputs.requests,
-            rows=inputs.rows,
-            queries=inputs.queries,
-            has_prefill=False,
-            uniform=True,
-            prepared_requests=0 if self._specialised is None else self.options.max_requests,
-            prepared_queries=frozenset(range(1, self.options.queries + 1)),
-        )
-        return route(facts)
+    def _route(self, requests: int, rows: int, queries: int) -> Route:
+        shape = (requests, rows, queries)
+        if shape not in self._routes:
+            facts = StepFacts(
+                backend=self.options.backend,
+                requests=requests,
+                rows=rows,
+                queries=queries,
+                has_prefill=False,
+                uniform=True,
+                prepared_requests=0 if self._specialised is None else self.options.max_requests,
+                prepared_queries=frozenset(range(1, self.options.queries + 1)),
+            )
+            self._routes[shape] = route(facts)
+        return self._routes[shape]
 
     def decode_seconds(self, kind: Kind) -> list[float]:
         """Wall times of the decode steps that took a path, oldest first."""
@@ -200,6 +204,7 @@ class Engine:
         if self._specialised is not None:
             self._specialised.close()
             self._specialised = None
+            self._routes.clear()
 
     def _count(self, taken: Route, inputs: StepInputs, started: float) -> None:
         self.routes.count(taken)

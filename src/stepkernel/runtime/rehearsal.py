@@ -22,7 +22,7 @@ class Room:
     """Pages and state slots that no request owns now. Where there are fewer than a load needs, requests share them:
     only the time is of interest, and whoever gets them later overwrites what they hold.
 
-    columns: state slots of a request. recovers: steps record their tokens (StepInputs.recovers).
+    columns: state slots of a request. recovers: verifications record their tokens (StepInputs.recovers).
     """
 
     pages: range
@@ -35,16 +35,16 @@ class Room:
         """A step of random tokens, so that rows choose different experts, behind `start` others."""
         table = self.table(requests, start + queries)
         starts = np.full(requests, start, np.int32)
-        slots = _shared(self.slots, requests, self.columns)
+        verifies = queries > 1  # as `batch.verify_inputs` has it
         return StepInputs(
             queries=queries,
             token_ids=np.random.default_rng(queries).integers(vocab, size=requests * queries, dtype=np.int32),
             lengths=starts + np.int32(queries),
             page_table=table,
             slot_mapping=flat_rows(table, starts, queries, self.page_tokens),
-            state_slots=slots,
-            accepted=np.full(requests, start if self.recovers else 1, np.int32),
-            recovers=self.recovers,
+            state_slots=_shared(self.slots, requests, self.columns if verifies else 1),
+            accepted=np.ones(requests, np.int32),
+            recovers=self.recovers and verifies,
         )
 
     def table(self, requests: int, tokens: int) -> NDArray[np.int32]:

@@ -261,7 +261,7 @@ class Session:
             started = time.perf_counter()
             outputs = self.engine.decode(decode_inputs(ready, self.caches.page_tokens), drawn)
             if self.speculator is not None:
-                self.speculator.rested(len(ready), outputs, time.perf_counter() - started)
+                self.speculator.rested(outputs, time.perf_counter() - started)
             found = [(s, [self._choose(s, row, outputs)]) for row, s in enumerate(ready)]
         return [event for sequence, tokens in found for event in self._advance(sequence, tokens)]
 

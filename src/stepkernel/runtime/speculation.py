@@ -15,7 +15,7 @@ from stepkernel.program.draft_inputs import ContextRows, DraftBlock, Drafter, Dr
 from stepkernel.program.inputs import StepOutputs
 from stepkernel.program.program import MAX_ROWS
 from stepkernel.runtime.acceptance import DRAFT, METHODS, Method, accept, synthetic_rates
-from stepkernel.runtime.batch import flat_rows, page_tables, verify_inputs
+from stepkernel.runtime.batch import places, verify_inputs
 from stepkernel.runtime.draft_length import DraftLength
 from stepkernel.runtime.engine import RECURRENT_STATES, RecurrentStates
 from stepkernel.runtime.rehearsal import Room, Verify, extra_seconds
@@ -76,7 +76,8 @@ class Speculator:
     _plain_taps: list[NDArray[np.float32]] = field(default_factory=list)
     _plain_sequences: list[Sequence] = field(default_factory=list)
     _rest: int = 0
-    _rested: list[tuple[int, float]] = field(default_factory=list)
+    _rested: list[float] = field(default_factory=list)
+    _rests_with_context: bool = False
 
     def __post_init__(self) -> None:
         most = self.options.num_speculative_tokens
@@ -95,23 +96,18 @@ class Speculator:
             most = self.options.num_speculative_tokens
             self.lengths.extra = extra_seconds(verify, self._drafters, most, requests, room, vocab)
 
-    def take_in(self, sequence: Sequence, taps: NDArray[np.float32], to_end: bool = False, plain: bool = False) -> None:
+    def take_in(self, sequence: Sequence, taps: NDArray[np.float32], to_end: bool = False) -> None:
         """The last rows of the target that are certain, which it will not overwrite; all before them were taken in.
 
-        A sequence that was given no context once stays without. to_end: nothing waits for more rows. plain: they come
-        from rounds without drafts, whose time does not count as that of drafts.
+        A sequence that was given no context once stays without. to_end: nothing waits for more rows.
         """
         if not self.lengths.keeps_context:
             sequence.forget_draft()
         if not sequence.has_context:
             return
         sequence.pending.append(taps)
-        waiting = sequence.computed - sequence.in_draft
-        if to_end or waiting >= CONTEXT_ROWS:
-            started = time.perf_counter()
+        if to_end or sequence.computed - sequence.in_draft >= CONTEXT_ROWS:
             self._insert([sequence])
-            if plain:
-                self.lengths.took_context(waiting, time.perf_counter() - started)
 
     def round(self, sequences: list[Sequence], verify: Verify) -> list[tuple[list[int], int]]:
         """One round: for each sequence the accepted drafts and the token behind them (NOT_A_NUMBER for a NaN).
@@ -120,7 +116,7 @@ class Speculator:
         """
         started = time.perf_counter()
         self._rest = 0
-        self.settle()
+        rows = self.settle() + len(sequences)
         if self._plain_taps and sequences != self._plain_sequences:
             self._take_in_plain(sequences)
         if not self.lengths.keeps_context:
@@ -128,11 +124,10 @@ class Speculator:
                 sequence.forget_draft()
         with_context = all(s.has_context for s in sequences)
         drafts = self.lengths.choose(len(sequences)) if with_context else 0
-        recovers = self.options.recurrent_states == "recovering"
         found = self._draft(sequences, drafts) if drafts else None
         drafted = time.perf_counter()
         tokens = _NO_DRAFTS[: len(sequences)] if found is None else np.maximum(found.tokens, 0)
-        outputs = verify(verify_inputs(sequences, tokens, self.page_tokens, recovers))
+        outputs = verify(verify_inputs(sequences, tokens, self.page_tokens, self._recovers))
         verified = time.perf_counter()
         if found is None and all(s.sampling.is_greedy for s in sequences):
             judged: list[tuple[list[int], int]] = [([], token) for token in outputs.tokens.tolist()]
@@ -143,9 +138,11 @@ class Speculator:
         taken = time.perf_counter() - started
         self.log.append(Round(drafts, taken, drafted - started, verified - drafted, accepted))
         self.lengths.record(len(sequences), drafts, taken, accepted)
+        if not drafts:
+            self.lengths.took_context(rows, taken - (verified - drafted))
         alike = all(s.sampling.is_greedy and s.has_context == with_context for s in sequences)
-        if not drafts and not recovers and alike:
-            self._plain_sequences = sequences
+        if not drafts and alike:
+            self._plain_sequences, self._rests_with_context = sequences, with_context
             self._rest = self.lengths.rest(len(sequences)) if with_context else KEPT_PLAIN
         return judged
 
@@ -153,40 +150,45 @@ class Speculator:
         """Whether the next round is a plain one like the last, of which `rested` needs to know and nothing else."""
         return self._rest > 0 and self.lengths.held is None and sequences == self._plain_sequences
 
-    def rested(self, requests: int, outputs: StepOutputs, seconds: float) -> None:
+    def rested(self, outputs: StepOutputs, seconds: float) -> None:
         """Takes in a plain round that was made without it."""
         self._rest -= 1
-        self._rested.append((requests, seconds))
-        with_context = self._plain_sequences[0].has_context
-        if with_context and outputs.taps is not None:
+        self._rested.append(seconds)
+        if self._rests_with_context and outputs.taps is not None:
             self._plain_taps.append(outputs.taps.copy())
 
-    def settle(self) -> None:
-        """Brings `lengths` and `log` up to date. Together, a round at rest takes 2 us for it, each alone behind a step
-        18."""
-        for requests, seconds in self._rested:
-            accepted = (0,) * requests
-            self.log.append(Round(0, seconds, 0.0, seconds, accepted))
-            self.lengths.record(requests, 0, seconds, accepted)
-        self._rested.clear()
+    def settle(self) -> int:
+        """Brings `lengths` and `log` up to date; returns the rows of the rounds at rest that were missing there."""
+        rounds, requests = self._rested, len(self._plain_sequences)
+        if not rounds:
+            return 0
+        accepted = (0,) * requests
+        self.log.extend([Round(0, seconds, 0.0, seconds, accepted) for seconds in rounds])
+        self.lengths.record_plain(requests, rounds)
+        self._rested = []
+        return len(rounds) * requests
 
     def close(self) -> None:
         for drafter in self._drafters.values():
             drafter.close()
 
     @property
+    def _recovers(self) -> bool:
+        return self.options.recurrent_states == "recovering"
+
+    @property
     def _widest(self) -> Drafter:
         return self._drafters[self.options.num_speculative_tokens]
 
     def _draft(self, sequences: Items[Sequence], drafts: int) -> DraftOutputs:
-        self._take_in_plain(sequences, drafting=True)
+        self._take_in_plain(sequences)
         drafter = self._drafters[drafts]
         waiting = sum(s.computed - s.in_draft for s in sequences)
         if waiting > drafter.programs.context.rows:
             self._insert(sequences)
         context = self._context(sequences)
-        starts = np.array([s.computed for s in sequences], np.int32)
-        table = page_tables(sequences, starts + drafts, self.page_tokens)
+        starts = [s.computed for s in sequences]
+        at = places(sequences, starts, drafts, self.page_tokens)
         temperatures = np.array([s.sampling.temperature for s in sequences], np.float32)
         numbers = np.zeros((len(sequences), drafts), np.float32)
         for i, s in enumerate(sequences):
@@ -196,9 +198,9 @@ class Speculator:
                 numbers[i] = np.minimum(np.array(drawn, np.float32), np.float32(1 - 2**-24))
         block = DraftBlock(
             anchors=np.array([s.tokens[-1] for s in sequences], np.int32),
-            positions=starts,
-            page_table=table,
-            slot_mapping=flat_rows(table, starts, drafts, self.page_tokens),
+            positions=np.array(starts, np.int32),
+            page_table=at["page_table"],
+            slot_mapping=at["slot_mapping"],
             temperatures=temperatures,
             uniforms=numbers,
         )
@@ -251,7 +253,8 @@ class Speculator:
         """Counts rows that are certain now, and keeps their taps."""
         for sequence, count in zip(sequences, accepted, strict=True):
             sequence.computed += count + 1
-            sequence.accepted = count + 1
+            settles = not drafts and self._recovers
+            sequence.accepted = 0 if settles else count + 1
             if drafts:
                 self.counts.add(drafts, count)
         if not any(s.has_context for s in sequences):
@@ -268,7 +271,7 @@ class Speculator:
             first = i * (drafts + 1)
             self.take_in(sequence, taps[first : first + count + 1])
 
-    def _take_in_plain(self, alive: Items[Sequence], drafting: bool = False) -> None:
+    def _take_in_plain(self, alive: Items[Sequence]) -> None:
         """Takes in the rows of the last plain rounds, which were all of the same sequences; the pages of one that has
         ended since may be another's."""
         if not self._plain_taps:
@@ -278,4 +281,4 @@ class Speculator:
         self._plain_taps, self._plain_sequences = [], []
         for sequence, rows in zip(before, taps, strict=True):
             if id(sequence) in living:
-                self.take_in(sequence, rows, plain=not drafting)
+                self.take_in(sequence, rows)

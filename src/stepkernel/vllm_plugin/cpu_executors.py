@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
+from stepkernel.cpu.block import Activations
 from stepkernel.cpu.crew import Crew
-from stepkernel.cpu.executor import Activations, CpuExecutor
+from stepkernel.cpu.executor import CpuExecutor
 from stepkernel.cpu.mailbox import Mailbox
 from stepkernel.cpu.stages.exchange import slot_bytes
 from stepkernel.cpu.weights import CpuWeights

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from vllm.logger import init_logger
 
 from stepkernel.cpu.arena import Arena
+from stepkernel.cpu.block import Activations
 from stepkernel.cpu.crew import Crew
 from stepkernel.cpu.draft_weights import SHARED, pack_draft
 from stepkernel.cpu.drafter import CpuDrafter
-from stepkernel.cpu.executor import Activations
 from stepkernel.cpu.weights import CpuWeights, float_buffers, pack_stage
 from stepkernel.model.config import ModelConfig
 from stepkernel.model.weights import Weights

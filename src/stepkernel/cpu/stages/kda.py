@@ -94,7 +94,7 @@ def _float_pair(low: float, high: float) -> int:
 def kda(record: int, step: int, threads: int, scratch: int) -> None:
     """Units are (request, head); the tokens of a request run one after the other.
 
-    Float32 states of a step that does not recover go from slot to slot. Others go through a copy of the head in private
+    Float32 states of a step that records nothing go from slot to slot. Others go through a copy of the head in private
     memory: it is rounded after each token as the cache would round it, so both ways to keep states compute the same.
     """
     out_of_line()
@@ -130,11 +130,12 @@ def kda(record: int, step: int, threads: int, scratch: int) -> None:
     size = dim * 4
     channels = 3 * heads * dim
     recovers = get_i64(step + RECOVERS)
+    recording = int(recovers == 1)
     records, records_slot = get_i64(record + _RECORDS), get_i64(record + _RECORDS_SLOT)
     record_row = heads * 3 * size
     state_head = dim * size if wide_state != 0 else dim * size // 2
     # With one slot for all queries only the last state is kept, and the window that goes with it.
-    dropped = queries - 1 if slot_columns == 1 and recovers == 0 else 0
+    dropped = queries - 1 if slot_columns == 1 and recording == 0 else 0
     window = scratch
     q = window + (taps - 1 + queries) * size
     k, v, alpha = q + queries * size, q + 2 * queries * size, q + 3 * queries * size
@@ -181,22 +182,13 @@ def kda(record: int, step: int, threads: int, scratch: int) -> None:
                 )
             head_decay = get_f32(decay + head * 4)
             recorded = records + slot * records_slot + head * 3 * size
-            if recovers != 0:
-                fold(
-                    states + slot * state_slot + head * state_head,
-                    copy,
-                    recorded,
-                    record_row,
-                    accepted,
-                    dim,
-                    wide_state,
-                )
+            source = 0 if recovers != 0 else before
+            state = states + get_i32(mine + source * 4) * state_slot + head * state_head
+            folded = accepted if recovers != 0 else np.int32(0)
+            if recording != 0 or wide_state == 0 or folded > 0:
+                fold(state, copy, recorded, record_row, folded, dim, wide_state)
+            if recording != 0 or wide_state == 0:
                 state = copy
-            else:
-                state = states + get_i32(mine + before * 4) * state_slot + head * state_head
-                if wide_state == 0:
-                    fold(state, copy, recorded, record_row, np.int32(0), dim, wide_state)
-                    state = copy
             for i in range(queries):
                 at = i * size
                 _gate(
@@ -212,13 +204,13 @@ def kda(record: int, step: int, threads: int, scratch: int) -> None:
                 strength = _sigmoid(get_f32(beta + (row + i) * beta_stride + head * 4))
                 column = i if slot_columns > 1 else 0
                 slot_of_query = states + get_i32(mine + column * 4) * state_slot + head * state_head
-                target = copy if recovers != 0 or wide_state == 0 else slot_of_query
+                target = copy if recording != 0 or wide_state == 0 else slot_of_query
                 recur(state, target, q + at, k + at, v + at, alpha + at, strength, o, errors, dim)
                 state = target
-                if recovers != 0:
+                if recording != 0:
                     record_token(recorded + i * record_row, errors, k + at, alpha + at, size)
                 if wide_state == 0:
-                    keep(copy, 0 if recovers != 0 else slot_of_query, dim)
+                    keep(copy, 0 if recording != 0 else slot_of_query, dim)
                 _finish(
                     o,
                     norm,
