@@ -209,12 +209,12 @@ def test_a_draft_whose_context_costs_too_much_is_left_alone(engines: Engines, pl
 
 
 def set_costs(drafting: Any, context: float) -> bool:
-    """As if it had been decoding for long."""
+    """As if it had been decoding for long; where context costs anything, drafts are beyond any budget."""
     lengths = drafting.lengths
-    lengths.extra = {n: {1: 1e-4, 5: 1e-4} for n in (1, 4)}
+    lengths.extra = {n: dict.fromkeys((1, 5), 1e6 if context else 1e-4) for n in (1, 4)}
     lengths._row_times.clear()
     lengths._row_times.extend([context] * 9)
-    lengths._loads, lengths._account, lengths._total = {}, 0.0, 1e3 if context else 1e6
+    lengths._loads, lengths._account, lengths._upkeep, lengths._total = {}, 0.0, 0.0, 1e3 if context else 1e6
     return True
 
 

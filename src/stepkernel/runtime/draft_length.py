@@ -17,7 +17,9 @@ OUTLIER = 2.0  # times what such a round takes, or is expected to take: longer o
 UNTIMED = 1.5  # times what was rehearsed: what a first round with so many drafts may take more than a plain one
 MARGIN = 1.02  # speculation must be expected to be this much faster than plain decode
 BUDGET = 0.015  # of all time so far: what drafting in vain, and keeping a draft's context, may cost
-FIRST_LOOK, LOOK = 8, 32  # plain rounds between two looks at whether to draft: before the first trial, and later
+UPKEEP = BUDGET / 2  # the context's part of it, which leaves as much for trials
+FIRST_ROUNDS = 64
+FIRST_LOOK, LOOK = 8, 32  # plain rounds between two looks at whether to draft: in the first rounds, and later
 REFRESH = 64  # rounds with drafts after which plain decode is timed again: no slow moment excuses drafts for ever
 CREDIT = 4.0  # plain steps: gains that may pay for later losses, because a good draft is unlucky now and then
 FIRST_WAIT, LONGEST_WAIT = 32, 1024  # plain rounds between two trials of speculation that does not pay
@@ -40,7 +42,7 @@ class _Load:
 
     @property
     def look(self) -> int:
-        return LOOK if self.wait else FIRST_LOOK
+        return FIRST_LOOK if not self.wait and self.plain_rounds < FIRST_ROUNDS else LOOK
 
     def add(self, drafts: int, seconds: Sequence[float], most: int) -> None:
         """Rounds that were timed. `costs` become seconds of a round with 0 .. `most` drafts, on the line through its
@@ -79,10 +81,11 @@ class DraftLength:
     A round with k drafts gives 1 + a_1 + a_1 a_2 + ... tokens per request, a_i the measured acceptance of position i
     behind accepted ones, and takes a time measured for this k and this number of requests. The k with the most tokens
     per second is taken; none, if that is not faster than plain decode. All trials are paid from an account: what rounds
-    with drafts took longer than plain decode of the same tokens would have, and what plain rounds took to keep the
-    draft's context. A round that could take it beyond 1.5 % of all time so far, if every draft were rejected, is not
-    run; so trials begin with few drafts, and with what they gain come longer ones. `keeps_context` says when even the
-    context costs too much: requests that begin then, or are decoded, get none, and so no drafts.
+    with drafts took longer than plain decode of the same tokens would have, and what plain rounds took for the draft's
+    context and for looking whether to draft. A round that could take it beyond 1.5 % of all time so far, if every draft
+    were rejected, is not run; so trials begin with few drafts, and with what they gain come longer ones.
+    `keeps_context` says when the context alone takes half of that: requests that begin then, or are decoded, get none,
+    and so no drafts.
 
     extra: {requests: {drafts: seconds}}, what rounds take beyond a plain one (`rehearsal.extra_seconds`), for the same
     drafts everywhere, 1 and `most` among them. Without it nothing can be chosen.
@@ -101,8 +104,10 @@ class DraftLength:
         self._tried = [0.0] * most
         self._passed = [0.0] * most
         self._row_times: deque[float] = deque(maxlen=KEPT)  # seconds that a row of context takes
+        self._beside_times: deque[float] = deque(maxlen=KEPT)  # what else a look at whether to draft takes
         self._plain_rounds = 0  # since counts were last weighed
         self._account = 0.0
+        self._upkeep = 0.0  # the context's part of it
         self._total = 0.0
 
     def choose(self, requests: int) -> int:
@@ -173,10 +178,16 @@ class DraftLength:
         self._timed(load, 0, seconds)
 
     def took_context(self, rows: int, seconds: float) -> None:
-        """Charges what plain rounds of so many rows took for the draft, its context and bookkeeping; what a neighbour
-        made long, as it usually is."""
+        """Charges context that was taken in beside plain rounds; what a neighbour made long, as it usually is."""
         self._row_times.append(seconds / rows)
-        self._account += rows * median(self._row_times)
+        charged = rows * median(self._row_times)
+        self._account += charged
+        self._upkeep += charged
+
+    def took_beside(self, seconds: float) -> None:
+        """Charges what else a plain round took for the draft, likewise."""
+        self._beside_times.append(seconds)
+        self._account += median(self._beside_times)
 
     def _timed(self, load: _Load, drafts: int, seconds: Sequence[float]) -> None:
         self.rounds[drafts] += len(seconds)
@@ -184,11 +195,8 @@ class DraftLength:
         load.add(drafts, seconds, self.most)
         if not self.adaptive or self.held is not None:
             return
-        share = self._account / self._total
-        keeps = share <= BUDGET and (self.keeps_context or share <= BUDGET / 2)
-        if keeps != self.keeps_context:
-            self.keeps_context = keeps
-            self._row_times.clear()  # with context a row takes another time than without
+        share = self._upkeep / self._total
+        self.keeps_context = share <= UPKEEP and (self.keeps_context or share <= UPKEEP / 2)
 
     def _drafted(self, load: _Load, drafts: int, seconds: float, accepted: Sequence[int]) -> None:
         if load.plain_rounds >= load.wait:

@@ -3,7 +3,6 @@ every request (spec 5.3)."""
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -28,24 +27,11 @@ from stepkernel.runtime.draft_length import DraftLength
 from stepkernel.runtime.drafting import Draft
 from stepkernel.vllm_plugin.arrays import array_of
 from stepkernel.vllm_plugin.batch import PageBatch, StateBatch
+from stepkernel.vllm_plugin.certain import CertainRows, SeenStep, Waiting
 from stepkernel.vllm_plugin.layers import MlaLayer
 
 logger = init_logger("vllm.stepkernel")
 Drafts = list[list[int]]
-
-
-@dataclass(frozen=True)
-class SeenStep:
-    """What a step of the target left for the draft.
-
-    taps    float32 [rows, taps * hidden], valid until the next step
-    states  whose requests verify drafts, and whose have no logits yet
-    pages   of the draft's layers
-    """
-
-    taps: NDArray[np.float32]
-    states: StateBatch
-    pages: PageBatch
 
 
 class Drafting:
@@ -88,6 +74,9 @@ class Drafting:
         self._seen: SeenStep | None = None
         self._began: tuple[int, float] | None = None
         self._without: set[int] = set()  # first pages of requests of whose context rows are missing
+        self._waiting = Waiting()
+        self._rest = self._resting = 0  # plain rounds until the next look at whether to draft; their requests, and
+        self._rested: list[float] = []  # seconds of those that were not taken into account yet
 
     def see(self, taps: NDArray[np.float32], states: StateBatch) -> None:
         """Keeps what a step has computed until its tokens are known. Call it in the step's forward context."""
@@ -103,56 +92,79 @@ class Drafting:
         drafts: Drafts = [[] for _ in sampled]
         if seen is None:
             return drafts
-        starts = np.array(seen.states.starts)
-        sizes = np.diff(starts)
-        # The last token of a verifying request was certain before; each accepted draft makes one more row certain.
-        kept = np.array(
-            [max(1, len(tokens)) if v else n for tokens, v, n in zip(sampled, seen.states.verifies, sizes, strict=True)]
-        )
-        computed = np.array(seen.pages.lengths) - sizes + kept
-        known = self._with_context(seen.pages, computed - kept)
-        self._measure(seen.states, sampled)
-        count = self.lengths.choose(len(sampled)) if known.all() else 0
-        context = _context(seen, starts[:-1][known], kept[known], computed[known])
-        live = [r for r, tokens in enumerate(sampled) if tokens and count and computed[r] + count <= self.limit]
-        drafter = self._drafter(count or self.lengths.most)
-        parts = [live[start : start + self.max_requests] for start in range(0, len(live), self.max_requests)]
-        pieces = _pieces(context, CONTEXT_ROWS)
+        known = self._with_context(seen, seen.certain(sampled))
+        count = self._choose(seen, sampled, len(known) == len(sampled))
+        plain = not count and all(seen.states.verifies)
         started = time.perf_counter()
+        if not self._waiting.continues(known):
+            self.take_in()
+        self._waiting.add(known, seen)
+        rows = self._waiting.rows
+        if plain:
+            if rows >= CONTEXT_ROWS:
+                self.take_in()
+                self.lengths.took_context(rows, time.perf_counter() - started)
+            return drafts
+        computed = {rows.request: rows.end for rows in known}
+        live = [r for r, tokens in enumerate(sampled) if tokens and count and computed[r] + count <= self.limit]
+        parts = [live[start : start + self.max_requests] for start in range(0, len(live), self.max_requests)]
+        pieces = _pieces(self._waiting.take(), CONTEXT_ROWS)
+        drafter = self._drafter(count or self.lengths.most)
         for piece in pieces[:-1] if parts else pieces:
             drafter.insert(piece)
-        if not count and context.rows and seen.states.verifies == [True] * len(sampled):
-            self.lengths.took_context(context.rows, time.perf_counter() - started)
         for i, part in enumerate(parts):
-            block = _block(seen.pages, part, computed, sampled, count, drafter.caches.page_tokens)
+            positions = np.array([computed[r] for r in part], np.int32)
+            block = _block(seen.pages, part, positions, sampled, count, drafter.caches.page_tokens)
             found = drafter.run(pieces[-1] if i == 0 and pieces else None, block)
             for r, tokens in zip(part, found.tokens.tolist(), strict=True):
                 drafts[r] = tokens[: tokens.index(-1)] if -1 in tokens else tokens
         return drafts
 
-    def _with_context(self, pages: PageBatch, begins: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """bool [requests]: whether all rows before these, and these, are in the draft's cache or are going to be.
+    def take_in(self) -> None:
+        """Takes in all rows that wait. Due before a step of other requests writes anything: pages of those that have
+        ended may have become another's, for states as well."""
+        for piece in _pieces(self._waiting.take(), CONTEXT_ROWS):
+            self._drafter(self.lengths.most).insert(piece)
+
+    def _with_context(self, seen: SeenStep, certain: list[CertainRows]) -> list[CertainRows]:
+        """Those of requests all of whose rows before these are in the draft's cache or waiting.
 
         A request goes by its first page, so that others that find its pages in the prefix cache go by it too.
         """
-        first = pages.pages[:, 0].tolist()
-        self._without.difference_update(page for page, begin in zip(first, begins, strict=True) if begin == 0)
+        self._without.difference_update(rows.first_page for rows in certain if not rows.begin)
         if not self.lengths.keeps_context:
-            self._without.update(first)
-        return np.array([page not in self._without for page in first])
+            self._without.update(rows.first_page for rows in certain)
+        return [rows for rows in certain if rows.first_page not in self._without] if self._without else certain
 
-    def _measure(self, states: StateBatch, sampled: Sequence[Sequence[int]]) -> None:
-        """A round lasts from call to call, vLLM's own work included, if all requests verified as many drafts."""
-        now, before = time.perf_counter(), self._began
-        self._began = (len(sampled), now)
-        sizes = {last - first for first, last in pairwise(states.starts)}
-        if before is None or before[0] != len(sampled) or len(sizes) != 1 or not all(states.verifies):
-            return
+    def _choose(self, seen: SeenStep, sampled: Sequence[Sequence[int]], with_context: bool) -> int:
+        """Drafts of the next round. The last one is taken into account; plain ones together, when it is time to look
+        whether to draft.
+
+        A round lasts from call to call, vLLM's own work included, if all requests verified as many drafts.
+        """
+        now, before, requests = time.perf_counter(), self._began, len(sampled)
+        self._began = (requests, now)
+        sizes = {last - first for first, last in pairwise(seen.states.starts)}
+        alike = len(sizes) == 1 and all(seen.states.verifies)
+        seconds = now - before[1] if before is not None and before[0] == requests and alike else None
+        if seconds is not None and self._rest and requests == self._resting and sizes == {1}:
+            self._rest -= 1
+            self._rested.append(seconds)
+            return 0
+        if self._rested:
+            self.lengths.record_plain(self._resting, self._rested)
+            self._rested = []
         stopped = self.lengths.stopped
-        accepted = [len(t) - 1 for t in sampled]
-        self.lengths.record(len(sampled), sizes.pop() - 1, now - before[1], accepted)
+        if seconds is not None:
+            self.lengths.record(requests, sizes.pop() - 1, seconds, [len(tokens) - 1 for tokens in sampled])
+        count = self.lengths.choose(requests) if with_context else 0
         if self.lengths.stopped != stopped:
             logger.info("Drafts: %s", self.lengths.reason)
+        self._resting = requests
+        self._rest = (
+            0 if count or not self.lengths.adaptive else self.lengths.rest(requests) if with_context else CONTEXT_ROWS
+        )
+        return count
 
     @property
     def drafters(self) -> Mapping[int, CpuDrafter]:
@@ -185,12 +197,11 @@ def whole_ends(config: ModelConfig, weights: Weights, activation_bits: int) -> C
 def _block(
     pages: PageBatch,
     requests: list[int],
-    computed: NDArray[np.int64],
+    positions: NDArray[np.int32],
     sampled: Sequence[Sequence[int]],
     drafts: int,
     page_tokens: int,
 ) -> DraftBlock:
-    positions = computed[requests].astype(np.int32)
     columns = -(-int(positions.max() + drafts) // page_tokens)
     table = pages.pages[requests, :columns].numpy()
     count = len(requests)
@@ -202,18 +213,6 @@ def _block(
         temperatures=np.zeros(count, np.float32),
         uniforms=np.zeros((count, drafts), np.float32),
     )
-
-
-def _context(
-    seen: SeenStep, starts: NDArray[np.int64], kept: NDArray[np.int64], computed: NDArray[np.int64]
-) -> ContextRows:
-    """The certain rows of these requests; none make an empty context."""
-    if not len(starts):
-        return ContextRows(seen.taps[:0], np.zeros(0, np.int32), np.zeros(0, np.int64))
-    rows = np.concatenate([np.arange(start, start + n) for start, n in zip(starts, kept, strict=True)])
-    positions = np.concatenate([np.arange(end - n, end) for end, n in zip(computed, kept, strict=True)])
-    slots = seen.pages.slots.numpy()[rows]
-    return ContextRows(seen.taps[rows], positions.astype(np.int32), slots)
 
 
 def _pieces(context: ContextRows, size: int) -> list[ContextRows]:
