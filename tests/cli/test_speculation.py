@@ -94,10 +94,13 @@ def test_bench_adaptive() -> None:
     caches = ("--kv-cache-dtype", "fp8", "--recurrent-states", "recovering", "--recurrent-dtype", "bfloat16")
     result = RUNNER.invoke(app, ["bench", "speculation", "tiny-k3", *DRAFT, *options, *caches])
     assert result.exit_code == 0, result.output
-    row = result.stdout.splitlines()[1].split(maxsplit=7)
-    plain, adaptive, ratio = map(float, row[1:4])
-    assert ratio == pytest.approx(adaptive / plain, rel=0.01)
-    assert sum(int(part.split(" x ")[0]) for part in row[7].split(", ")) == 12
+    reqs, turns, *times, excess, sign, tokens, used = result.stdout.splitlines()[1].split(maxsplit=9)
+    assert (reqs, turns, sign) == ("1", "2", "%")
+    assert min(map(float, times)) > 0
+    drafted = {int(k): int(n) for n, k in (part.split(" x ") for part in used.split(", "))}
+    assert sum(drafted.values()) == 2 * 32
+    assert 1 <= float(tokens) <= 3
+    assert drafted.keys() != {0} or float(excess) == 0
 
 
 @pytest.mark.parametrize(

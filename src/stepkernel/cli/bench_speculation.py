@@ -20,7 +20,7 @@ from stepkernel.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from stepkernel.measure.speculation import AdaptiveTiming
+    from stepkernel.measure.adaptive import AdaptiveTiming
 
 COLUMNS = (
     "reqs = running requests, K = drafts; plain round, verification step, draft and whole round in ms; ratio = verify "
@@ -39,7 +39,7 @@ def speculation(
     num_speculative_tokens: Annotated[str, typer.Option(help="Numbers of drafts to time: 1,3,7.")] = "1,3,7",
     running_requests: Annotated[str, typer.Option(help="Loads to time: 1,2,4,8.")] = "1,4",
     context: Annotated[int, typer.Option(help="Tokens that each request already holds.", min=1)] = 16,
-    rounds: Annotated[int, typer.Option(help="Rounds in each of the two blocks.", min=1)] = 30,
+    rounds: Annotated[int, typer.Option(help="Rounds in each of the two blocks; with --adaptive, all.", min=1)] = 30,
     synthetic_acceptance_length: Annotated[
         float | None, typer.Option(help="Accept by rate, so many tokens per round.")
     ] = None,
@@ -56,7 +56,8 @@ def speculation(
     """Time rounds of drafting and verification against plain decode of the same session."""
     numpy_threads(threads)
     from stepkernel.cli.speculating import NOTE, draft_directory
-    from stepkernel.measure.speculation import FORMULA, PROTOCOL, CacheOptions, time_adaptive, time_rounds
+    from stepkernel.measure.adaptive import time_adaptive
+    from stepkernel.measure.speculation import FORMULA, PROTOCOL, CacheOptions, time_rounds
     from stepkernel.runtime import provenance
 
     caches = CacheOptions(kv_cache_dtype, recurrent_states, recurrent_dtype)  # type: ignore[arg-type]
@@ -136,22 +137,24 @@ def speculation(
 
 
 def print_adaptive(found: "list[AdaptiveTiming]") -> None:
-    from stepkernel.measure.speculation import ADAPTIVE_PROTOCOL
+    from stepkernel.measure.adaptive import PROTOCOL
 
     console = results()
     table = Table(box=None, pad_edge=False, header_style="bold")
-    headings = ("reqs", "plain", "adaptive", "ratio", "excess", "tokens", "rounds by drafts")
+    headings = ("reqs", "turns", "plain", "adaptive", "ratio", "again", "excess", "tokens", "rounds by drafts")
     for heading in headings:
         table.add_column(heading, justify="right")
     for t in found:
         used = ", ".join(f"{n} x {k}" for k, n in enumerate(t.rounds_by_drafts) if n)
-        times = (f"{t.plain_ms:.3f}", f"{t.adaptive_ms:.3f}", f"{t.ratio:.3f}", f"{100 * t.excess:+.2f} %")
-        table.add_row(str(t.running_requests), *times, f"{t.tokens_per_round:.2f}", used)
+        times = (f"{t.plain_ms:.3f}", f"{t.adaptive_ms:.3f}", f"{t.ratio:.3f}", f"{t.again:.3f}")
+        counts = (f"{100 * t.excess:+.2f} %", f"{t.tokens_per_round:.2f}", used)
+        table.add_row(str(t.running_requests), str(t.turns), *times, *counts)
     console.print(table)
     console.print(
-        "[dim]plain, adaptive = ms per token of a request; excess = what rounds with drafts took beyond the median "
+        "[dim]plain, adaptive = ms per token of a request; ratio = adaptive / plain; again = another session without a "
+        "draft / plain, which is the machine's own doing; excess = what rounds with drafts took beyond the median "
         "plain round for each of their tokens, as a share of all at that pace (negative: they gained); tokens = per "
-        f"request and round. {ADAPTIVE_PROTOCOL}.[/]",
+        f"request and round. {PROTOCOL}.[/]",
         soft_wrap=True,
     )
 

@@ -1,7 +1,6 @@
 """Rounds of drafting and verification timed against plain decode, and natural acceptance on text."""
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +20,6 @@ PROTOCOL = (
     "one session per load, all requests of the same length and in step; blocks of rounds with 0 drafts and with each "
     "number of drafts, in this order and then backwards; the first two rounds of a block are not in the samples; a "
     "round is drafting, verification and acceptance, timed around all of it"
-)
-ADAPTIVE_PROTOCOL = (
-    "two sessions per load, all requests of the same length and in step; blocks A B B A of as many steps each: A of a "
-    "session without a draft, B of one with as many drafts as it chooses, from its first round on; a block's time is "
-    "all of its steps, each timed around the session's whole step"
 )
 FORMULA = (
     "speed-up = tokens per request and round x plain round / round; plain round = median of the rounds with 0 drafts"
@@ -76,28 +70,6 @@ class RoundTiming:
 
 
 @dataclass(frozen=True)
-class AdaptiveTiming:
-    """Decode with an adapting number of drafts (B) against a session without a draft (A), blocks A B B A.
-
-    ms per token of a request; rounds_by_drafts: of the B blocks, how many rounds had 0, 1, ... drafts. excess: what
-    rounds with drafts took beyond the median plain round of B for each of their tokens, as a share of B at that pace;
-    pauses of the machine in plain rounds are not in it.
-    """
-
-    running_requests: int
-    plain_ms: float
-    adaptive_ms: float
-    tokens_per_round: float
-    rounds_by_drafts: tuple[int, ...]
-    excess: float
-
-    @property
-    def ratio(self) -> float:
-        """Above 1: drafts cost time."""
-        return self.adaptive_ms / self.plain_ms
-
-
-@dataclass(frozen=True)
 class Acceptance:
     """Natural acceptance of one number of drafts: `at_least[i]` is how often more than i drafts were accepted."""
 
@@ -126,75 +98,14 @@ def time_rounds(
     needed = context + sum((k + 1) * 2 * (rounds + WARM_UP) for k in blocks) + max(drafts)
     for load in loads:
         say(f"{load} requests: opening and prefilling {context} tokens each")
-        with _open(model, draft, load, max(drafts), needed, threads, activation_bits, synthetic, caches) as session:
+        with open_session(
+            model, draft, load, max(drafts), needed, threads, activation_bits, synthetic, caches
+        ) as session:
             found += _time_load(session, load, drafts, blocks, context, rounds, say)
     return found
 
 
-def time_adaptive(
-    model: Path,
-    draft: Path,
-    loads: Sequence[int],
-    most: int,
-    context: int,
-    rounds: int,
-    threads: int | None,
-    activation_bits: int,
-    synthetic: float | None,
-    say: Say,
-    caches: CacheOptions = CacheOptions(),
-) -> list[AdaptiveTiming]:
-    """Times decode with up to `most` drafts, as many as the session chooses, against a session without a draft."""
-    found = []
-    needed = context + rounds * 2 * (most + 1) + most
-    for load in loads:
-        say(f"{load} requests: opening and prefilling {context} tokens each, twice")
-        options = (load, most, needed, threads, activation_bits, synthetic, caches)
-        with _open(model, None, *options) as plain, _open(model, draft, *options) as adapting:
-            sides = tuple(_Side(session, load, context) for session in (plain, adapting))
-            for _ in range(WARM_UP):
-                plain.step()
-            for side in (0, 1, 1, 0):
-                say(f"{load} requests: {('without a draft', 'adapting')[side]}")
-                sides[side].run(rounds)
-            found.append(_adaptive(load, most, *sides))
-    return found
-
-
-class _Side:
-    """A session whose steps are timed."""
-
-    def __init__(self, session: Session, load: int, context: int) -> None:
-        _begin(session, load, context)
-        self.session, self.seconds, self.tokens, self.rounds = session, 0.0, 0, list[Round]()
-
-    def run(self, steps: int) -> None:
-        speculator = self.session.speculator
-        for _ in range(steps):
-            started = time.perf_counter()
-            events = self.session.step()
-            self.seconds += time.perf_counter() - started
-            self.tokens += sum(event.token_id is not None for event in events)
-        if speculator is not None:
-            speculator.settle()
-            self.rounds += list(speculator.log)[-steps:]
-
-
-def _adaptive(load: int, most: int, plain: _Side, adapting: _Side) -> AdaptiveTiming:
-    rounds = adapting.rounds
-    pace = statistics.median(r.seconds for r in rounds if not r.drafts) / load
-    lost = sum(r.seconds - r.tokens * pace for r in rounds if r.drafts)
-    return AdaptiveTiming(
-        load,
-        1e3 * load * plain.seconds / plain.tokens,
-        1e3 * load * adapting.seconds / adapting.tokens,
-        adapting.tokens / load / len(rounds),
-        tuple(sum(r.drafts == k for r in rounds) for k in range(most + 1)),
-        lost / (adapting.tokens * pace),
-    )
-
-
-def _open(
+def open_session(
     model: Path,
     draft: Path | None,
     load: int,
@@ -220,7 +131,7 @@ def _open(
     )
 
 
-def _begin(session: Session, load: int, context: int) -> None:
+def begin(session: Session, load: int, context: int) -> None:
     """Prefills `load` requests of random tokens; the next step is a round of all of them."""
     rng = np.random.default_rng(load)
     for _ in range(load):
@@ -236,7 +147,7 @@ def _time_load(
     speculator = session.speculator
     assert speculator is not None
     speculator.lengths.held = 0
-    _begin(session, load, context)
+    begin(session, load, context)
     samples: dict[int, list[Round]] = {k: [] for k in blocks}
     for k in blocks + blocks[::-1]:
         say(f"{load} requests: rounds with {k} drafts")
