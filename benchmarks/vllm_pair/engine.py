@@ -13,6 +13,8 @@ Arm = Literal["latency_specialized", "auto compiled", "auto eager"]
 ARMS: tuple[Arm, ...] = ("latency_specialized", "auto compiled", "auto eager")
 MAX_LENGTH = 1024
 MAX_REQUESTS = 8
+DRAFTS = 7
+SETTLING = 4  # steps before a turn's: another process had the processors
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -41,30 +43,45 @@ class Block:
     steps: dict[str, dict[str, int]]
 
 
+@dataclass(frozen=True)
+class Turn:
+    """Milliseconds of a token of a request, and rounds by number of drafts so far."""
+
+    pace: float
+    rounds: list[int]
+
+
 class Engine:
     """The child's end: vLLM in this process, greedy, a step at a time."""
 
-    def __init__(self, model: str, arm: Arm, threads: int) -> None:
+    def __init__(self, model: str, arm: Arm, threads: int, length: int = MAX_LENGTH, draft: str | None = None) -> None:
         from vllm import LLM
+
+        from stepkernel.vllm_plugin.options import speculation
 
         started = time.perf_counter()
         backend = "latency_specialized" if arm == "latency_specialized" else "auto"
+        options: dict[str, Any] = {} if draft is None else speculation(draft, DRAFTS)
+        additional = {**options.pop("additional_config", {}), "decode_backend": backend, "decode_threads": threads}
         self.llm = LLM(
             model=model,
             dtype="bfloat16",
-            max_model_len=MAX_LENGTH,
+            max_model_len=length,
             max_num_seqs=MAX_REQUESTS,
             seed=0,
             enforce_eager=arm != "auto compiled",
             disable_log_stats=True,
             skip_tokenizer_init=True,
-            additional_config={"decode_backend": backend, "decode_threads": threads},
+            additional_config=additional,
+            **options,
         )
         self.core = self.llm.llm_engine
         worker = self.core.engine_core.engine_core.model_executor.driver_worker
         self.model = getattr(worker, "worker", worker).model_runner.model
         self.load_seconds = time.perf_counter() - started
+        self._length = length
         self._name = 0
+        self._tokens: dict[str, int] = {}
 
     def facts(self) -> dict[str, Any]:
         import torch
@@ -100,6 +117,40 @@ class Engine:
         steps = {k: {r: n - before[k].get(r, 0) for r, n in found.items()} for k, found in after.items()}
         return Block(gaps[warm_up : warm_up + tokens], ids[0], steps)
 
+    def turn(self, requests: int, steps: int) -> Turn:
+        """So many more steps of the requests that run; where none do, they begin first."""
+        from vllm import SamplingParams
+
+        if not self.core.has_unfinished_requests():
+            vocab = self.model.config.vocab_size
+            sampling = SamplingParams(
+                temperature=0, max_tokens=self._length - DRAFTS, ignore_eos=True, detokenize=False
+            )
+            for index in range(requests):
+                self._name += 1
+                prompt = {"prompt_token_ids": [(7919 * (index + 1)) % (vocab - 1)]}
+                self.core.add_request(str(self._name), prompt, sampling)
+            self._tokens = {}
+        for _ in range(SETTLING):
+            self._step()
+        before, started = sum(self._tokens.values()), time.perf_counter()
+        for _ in range(steps):
+            self._step()
+        seconds = time.perf_counter() - started
+        tokens = sum(self._tokens.values()) - before
+        drafting = self.model.drafting
+        return Turn(1e3 * seconds * requests / tokens, [] if drafting is None else list(drafting.lengths.rounds))
+
+    def end(self) -> None:
+        """Ends all requests."""
+        self.core.abort_request(list(self._tokens))
+        while self.core.has_unfinished_requests():
+            self.core.step()
+
+    def _step(self) -> None:
+        for output in self.core.step():
+            self._tokens[output.request_id] = len(output.outputs[0].token_ids)
+
 
 def memory() -> dict[str, float]:
     """Resident memory of this process by kind, MiB; what the kernel counts, peaks as `VmHWM`."""
@@ -112,10 +163,10 @@ def memory() -> dict[str, float]:
     return found
 
 
-def _serve(connection: Connection, model: str, arm: Arm, threads: int) -> None:
+def _serve(connection: Connection, model: str, arm: Arm, threads: int, length: int, draft: str | None) -> None:
     os.environ.update(environment(arm, threads))
     try:
-        engine = Engine(model, arm, threads)
+        engine = Engine(model, arm, threads, length, draft)
         connection.send(None)
         while (order := connection.recv()) is not None:
             name, arguments = order
@@ -127,7 +178,7 @@ def _serve(connection: Connection, model: str, arm: Arm, threads: int) -> None:
 class EngineProcess:
     """The parent's end. A context manager that ends the process."""
 
-    def __init__(self, model: str, arm: Arm, threads: int) -> None:
+    def __init__(self, model: str, arm: Arm, threads: int, length: int = MAX_LENGTH, draft: str | None = None) -> None:
         context = multiprocessing.get_context("spawn")
         self.arm = arm
         self._connection, theirs = context.Pipe()
@@ -135,7 +186,7 @@ class EngineProcess:
         saved = dict(os.environ)
         os.environ.update(environment(arm, threads))
         try:
-            self._process = context.Process(target=_serve, args=(theirs, model, arm, threads))
+            self._process = context.Process(target=_serve, args=(theirs, model, arm, threads, length, draft))
             self._process.start()
         finally:
             os.environ.clear()

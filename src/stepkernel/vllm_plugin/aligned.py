@@ -54,6 +54,11 @@ class AlignedStates(MambaSpecDecodeGPUContext):
             if source != target or aligned != first:
                 self._copy(request, source, target, aligned - first)
 
+    def fills_no_block(self, requests: int) -> bool:
+        """Whether a step without drafts ends inside of a block for each request, so that no state is to be kept."""
+        ends = self.num_computed_tokens_buf.np[:requests] + self.num_scheduled_tokens_buf.np[:requests]
+        return bool((ends % self.block_size).all())
+
     def _copy(self, request: int, source: int, target: int, bias: int) -> None:
         layers = self.runner.compilation_config.static_forward_context
         for group in self.mamba_group_ids:

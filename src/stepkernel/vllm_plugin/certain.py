@@ -37,11 +37,13 @@ class SeenStep:
 
     def certain(self, sampled: Sequence[Sequence[int]]) -> list[CertainRows]:
         """The last token of a verifying request was certain before; each accepted draft makes one more row certain."""
-        first = self.pages.pages[:, 0].tolist()
+        first, lengths, starts = self.pages.pages.numpy()[:, 0].tolist(), self.pages.lengths, self.states.starts
+        if starts[-1] == len(lengths):
+            return [CertainRows(i, first[i], i, length - 1, length) for i, length in enumerate(lengths)]
         found = []
-        for i, (row, following) in enumerate(pairwise(self.states.starts)):
+        for i, (row, following) in enumerate(pairwise(starts)):
             size = following - row
-            begin = self.pages.lengths[i] - size
+            begin = lengths[i] - size
             kept = max(1, len(sampled[i])) if self.states.verifies[i] else size
             found.append(CertainRows(i, first[i], row, begin, begin + kept))
         return found
@@ -66,7 +68,14 @@ class Waiting:
 
     def add(self, certain: Sequence[CertainRows], seen: SeenStep) -> None:
         self._requests = [(rows.first_page, rows.end) for rows in certain]
+        if not certain:
+            return
         slots = seen.pages.slots.numpy()
+        if len(certain) == len(seen.taps):
+            self._taps.append(seen.taps.copy())
+            self._positions += [rows.begin for rows in certain]
+            self._slots.append(slots[: len(certain)].copy())
+            return
         for rows in certain:
             taken = slice(rows.row, rows.row + rows.end - rows.begin)
             self._taps.append(seen.taps[taken].copy())

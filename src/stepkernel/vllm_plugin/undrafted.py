@@ -38,11 +38,11 @@ class AcceptedCounts:
         self._runner, self._count = runner, runner._update_states_after_model_execute
 
     def __call__(self, output_token_ids: Tensor, scheduler_output: Any) -> None:
-        runner = self._runner
-        if output_token_ids.shape[1] > 1 or runner.cache_config.mamba_cache_mode == "align":
+        runner, requests = self._runner, len(output_token_ids)
+        states = runner._mamba_bufs.postprocess_align if runner.cache_config.mamba_cache_mode == "align" else None
+        if output_token_ids.shape[1] > 1 or (states is not None and not states.fills_no_block(requests)):
             self._count(output_token_ids, scheduler_output)
             return
-        requests = len(output_token_ids)
         runner.num_accepted_tokens.gpu[:requests] = 1
         runner.input_batch.num_accepted_tokens_cpu_tensor[:requests] = 1
         runner.num_accepted_tokens_event.record()
