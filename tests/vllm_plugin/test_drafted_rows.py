@@ -12,8 +12,11 @@ import torch
 from vllm.v1.sample.rejection_sampler import rejection_sample
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
+from stepkernel.runtime.draft_length import FIRST_LOOK, DraftLength
+from stepkernel.vllm_plugin import drafting
 from stepkernel.vllm_plugin.batch import PageBatch, StateBatch
 from stepkernel.vllm_plugin.certain import SeenStep, Waiting
+from stepkernel.vllm_plugin.drafting import Drafting
 from stepkernel.vllm_plugin.sampler import accepted
 from stepkernel.vllm_plugin.undrafted import DraftRows
 from support.vllm import Engine, Engines
@@ -80,6 +83,28 @@ def test_rows_of_a_step_without_drafts_are_vllms(engines: Engines) -> None:
         return compared
 
     assert engine.llm.collective_rpc(compare)[0] > 7 * 5
+
+
+def test_rounds_at_rest_end_when_it_is_time_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds of 5 ms; a trial that may cost 1.5 ms is within 1.5 % of the time after 20 of them, and the look behind
+    that begins it. All drafts are rejected, and the bound holds."""
+    now = [0.0]
+    monkeypatch.setattr(drafting, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    drafter = Drafting.__new__(Drafting)
+    drafter.lengths = DraftLength(3)
+    drafter.lengths.extra = {1: {1: 1e-3, 3: 2e-3}}
+    drafter._began, drafter._rest, drafter._resting, drafter._rested = None, 0, 0, []
+    chosen = [0]
+    for length in range(20, 400):
+        drafts = chosen[-1]
+        now[0] += 5e-3 + 1e-3 * drafts
+        seen = step([length + drafts], [1 + drafts], True, [7])
+        chosen.append(drafter._choose(seen, [[5]], True))
+    trials = [i for i, drafts in enumerate(chosen) if drafts]
+    assert 20 <= trials[0] <= 20 + FIRST_LOOK + 2
+    assert len(trials) >= 2
+    assert sum(chosen) * 1e-3 <= 0.016 * now[0]
+    assert sum(drafter.lengths.rounds) + len(drafter._rested) == 379
 
 
 def step(lengths: list[int], sizes: list[int], verifies: bool, first_pages: list[int]) -> SeenStep:

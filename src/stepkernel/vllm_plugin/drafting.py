@@ -161,9 +161,10 @@ class Drafting:
         if self.lengths.stopped != stopped:
             logger.info("Drafts: %s", self.lengths.reason)
         self._resting = requests
-        self._rest = (
-            0 if count or not self.lengths.adaptive else self.lengths.rest(requests) if with_context else CONTEXT_ROWS
-        )
+        if count or not self.lengths.adaptive:
+            self._rest = 0
+        else:  # the round at whose end it is time to look is taken into account before
+            self._rest = max(0, (self.lengths.rest(requests) if with_context else CONTEXT_ROWS) - 1)
         return count
 
     @property
