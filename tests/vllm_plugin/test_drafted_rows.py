@@ -21,7 +21,7 @@ from stepkernel.vllm_plugin.sampler import accepted
 from stepkernel.vllm_plugin.undrafted import DraftRows
 from support.vllm import Engine, Engines
 
-pytestmark = [pytest.mark.vllm, pytest.mark.quick]
+pytestmark = pytest.mark.vllm
 VOCAB = 5
 GREEDY: Any = SimpleNamespace(all_greedy=True, all_random=False, generators={})
 
@@ -85,6 +85,7 @@ def test_rows_of_a_step_without_drafts_are_vllms(engines: Engines) -> None:
     assert engine.llm.collective_rpc(compare)[0] > 7 * 5
 
 
+@pytest.mark.quick
 def test_rounds_at_rest_end_when_it_is_time_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds of 5 ms; a trial that may cost 1.5 ms is within 1.5 % of the time after 20 of them, and the look behind
     that begins it. All drafts are rejected, and the bound holds."""
@@ -119,6 +120,7 @@ def step(lengths: list[int], sizes: list[int], verifies: bool, first_pages: list
     return SeenStep(np.arange(rows, dtype=np.float32)[:, None].repeat(4, 1), states, pages)
 
 
+@pytest.mark.quick
 def test_certain_rows_wait_until_others_come() -> None:
     waiting = Waiting()
     assert waiting.take().rows == 0
