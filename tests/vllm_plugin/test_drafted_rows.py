@@ -14,6 +14,7 @@ from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from stepkernel.runtime.draft_length import FIRST_LOOK, DraftLength
 from stepkernel.vllm_plugin import drafting
+from stepkernel.vllm_plugin.aligned import AlignedStates
 from stepkernel.vllm_plugin.batch import PageBatch, StateBatch
 from stepkernel.vllm_plugin.certain import SeenStep, Waiting
 from stepkernel.vllm_plugin.drafting import Drafting
@@ -106,6 +107,16 @@ def test_rounds_at_rest_end_when_it_is_time_to_look(monkeypatch: pytest.MonkeyPa
     assert len(trials) >= 2
     assert sum(chosen) * 1e-3 <= 0.016 * now[0]
     assert sum(drafter.lengths.rounds) + len(drafter._rested) == 379
+
+
+@pytest.mark.quick
+def test_a_step_that_fills_a_block_goes_vllms_way() -> None:
+    """Requests behind the last one may hold anything."""
+    for computed, scheduled, inside in (([5, 8], [1, 1], True), ([5, 7], [1, 1], False), ([0, 4], [8, 1], False)):
+        buffers = (SimpleNamespace(np=np.array([*row, 8 - i])) for i, row in enumerate((computed, scheduled)))
+        states: Any = SimpleNamespace(block_size=8)
+        states.num_computed_tokens_buf, states.num_scheduled_tokens_buf = buffers
+        assert AlignedStates.fills_no_block(states, 2) == inside
 
 
 def step(lengths: list[int], sizes: list[int], verifies: bool, first_pages: list[int]) -> SeenStep:

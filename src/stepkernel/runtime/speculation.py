@@ -167,7 +167,7 @@ class Speculator:
             self._plain_taps.append(outputs.taps.copy())
 
     def settle(self) -> None:
-        """Brings `lengths` and `log` up to date: together, a round at rest takes a tenth of what each alone takes."""
+        """Brings `lengths` and `log` up to date for all rounds at rest together, which is faster than each alone."""
         rounds, requests = self._rested, len(self._plain_sequences)
         if not rounds:
             return

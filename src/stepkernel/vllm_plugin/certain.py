@@ -51,7 +51,7 @@ class SeenStep:
 
 @dataclass
 class Waiting:
-    """Rows of the last steps, all of the same requests, kept for one call: one row alone takes half of what 32 do."""
+    """Rows of the last steps, all of the same requests, kept for one call: one row takes over half of what 32 do."""
 
     _requests: list[tuple[int, int]] = field(default_factory=list)  # first page and next position of each
     _taps: list[NDArray[np.float32]] = field(default_factory=list)

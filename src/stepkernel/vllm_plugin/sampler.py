@@ -48,7 +48,7 @@ class GreedySampler(nn.Module):
 
 
 class GreedyRejection(nn.Module):
-    """vLLM's rejection sampler, passed by likewise. It takes 0.5 ms, drafts or not."""
+    """vLLM's rejection sampler, passed by likewise: it works as long without drafts."""
 
     def __init__(self, rejection: nn.Module, sampler: GreedySampler) -> None:
         super().__init__()
